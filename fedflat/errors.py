@@ -1,0 +1,64 @@
+"""Every error the library raises on purpose, so that callers can tell a bad input from a failed run."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class FedflatError(Exception):
+    """Base of all errors raised on purpose; its text is meant for a person and says what to do."""
+
+
+class InputError(FedflatError, ValueError):
+    """Something the user gave cannot be used (exit status 2 on the command line)."""
+
+
+class UnknownNameError(InputError):
+    """A name that is not registered; the text offers the nearest known one."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        known = sorted(known)
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+        super().__init__(f"unknown {kind} {name!r}: {hint}")
+
+
+class PartitionError(InputError):
+    """The data cannot be divided as asked."""
+
+
+class DataError(InputError):
+    """A data file is missing, truncated or not what its name says; nothing was deleted."""
+
+
+class CheckpointError(InputError):
+    """A run folder cannot be resumed or read: it is damaged, or belongs to another experiment."""
+
+
+class RunError(FedflatError):
+    """A run failed after it had started (exit status 1); its last good checkpoint stays."""
+
+
+class ClientError(RunError):
+    """Local training raised. Carries where: round (from 1), client, local step (from 0), and the traceback."""
+
+    def __init__(self, round: int, client: int, step: int | None, traceback: str) -> None:
+        self.round, self.client, self.step, self.traceback = round, client, step, traceback
+        last = traceback.strip().splitlines()[-1] if traceback.strip() else "unknown error"
+        where = f"round {round}, client {client}" + ("" if step is None else f", step {step}")
+        super().__init__(f"{where}: {last}")
+
+    def __str__(self) -> str:
+        return f"{self.args[0]}\n--- traceback of the client ---\n{self.traceback}"
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        return type(self), (self.round, self.client, self.step, self.traceback)
+
+
+class RoundLostError(RunError):
+    """No client of a round returned a usable update."""
+
+
+class InterruptedRunError(FedflatError):
+    """The run was stopped by a signal after writing a checkpoint (exit status 130)."""
