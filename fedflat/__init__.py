@@ -1,1 +1,68 @@
-"""Federated learning that generalises: every method a sum of small parts, one loop that runs them all."""
+"""Federated learning that generalises: every method a sum of small parts, one loop that runs them all.
+
+Names are imported when first used, so that `fedflat --help` need not wait for torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedflat.callbacks import Callback
+    from fedflat.data import Federation, load_federation
+    from fedflat.errors import FedflatError, InputError, RunError
+    from fedflat.experiment import Experiment
+    from fedflat.flat import FlatModel
+    from fedflat.method import Local, Method, Part, Server
+    from fedflat.parts import register
+    from fedflat.run import Run, load_run, run
+
+_HOMES = {
+    "Callback": "callbacks",
+    "Experiment": "experiment",
+    "Federation": "data",
+    "FedflatError": "errors",
+    "FlatModel": "flat",
+    "InputError": "errors",
+    "Local": "method",
+    "Method": "method",
+    "Part": "method",
+    "Run": "run",
+    "RunError": "errors",
+    "Server": "method",
+    "load_federation": "data",
+    "load_run": "run",
+    "register": "parts",
+    "run": "run",
+}
+__all__ = [
+    "Callback",
+    "Experiment",
+    "Federation",
+    "FedflatError",
+    "FlatModel",
+    "InputError",
+    "Local",
+    "Method",
+    "Part",
+    "Run",
+    "RunError",
+    "Server",
+    "load_federation",
+    "load_run",
+    "register",
+    "run",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fedflat' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"fedflat.{_HOMES[name]}"), name)
+    globals()[name] = value  # also wins over the submodule of the same name (`fedflat.run`)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

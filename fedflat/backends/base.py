@@ -1,0 +1,87 @@
+"""The interface of a back end, and what every one of them computes in the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from torch import Tensor
+
+from fedflat.client import CHUNK, Job, Score, Task, assess
+from fedflat.method import State, Update
+
+Split = Literal["test", "client_test", "train"]
+
+
+@dataclass
+class Broadcast:
+    """What goes to every participant of a round."""
+
+    round: int
+    lr: float
+    theta: Tensor
+    buffers: Tensor
+    counters: Tensor
+    received: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
+
+
+@dataclass
+class Order:
+    """One client's turn: its share of the combined update, and its state as kept so far."""
+
+    client: int
+    weight: float
+    states: dict[str, State]
+
+    def job(self, broadcast: Broadcast, states: dict[str, State]) -> Job:
+        """The complete job, with states that may be written to."""
+        b = broadcast
+        return Job(b.round, self.client, b.lr, self.weight, b.theta, b.buffers, b.counters, b.received, states)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A piece of evaluation: samples start…stop of a split (of one client, or of the federation's test set)."""
+
+    split: Split
+    client: int
+    start: int
+    stop: int
+
+
+class Backend(Protocol):
+    """Runs clients. Results come back in the order of the orders, whoever computes them."""
+
+    def train(self, broadcast: Broadcast, orders: Iterable[Order]) -> Iterator[Update]:
+        """Train the clients; each `Update` is valid until the next one is asked for."""
+
+    def evaluate(self, broadcast: Broadcast, chunks: Sequence[Chunk]) -> list[Score]:
+        """Score the broadcast weights on each chunk."""
+
+    def close(self) -> None:
+        """Release what the back end holds."""
+
+
+def chunks_of(count: int, split: Split, client: int = -1) -> list[Chunk]:
+    """Cut `count` samples into pieces whose borders depend on nothing else, so that sums have one order."""
+    return [Chunk(split, client, low, min(low + CHUNK, count)) for low in range(0, count, CHUNK)]
+
+
+def score_chunk(task: Task, chunk: Chunk) -> Score:
+    """Score the model's current weights on one chunk."""
+    federation, samples = task.federation, None
+    if chunk.split == "test":
+        samples = federation.test
+    elif chunk.split == "client_test":
+        samples = federation.client_test(chunk.client)
+    else:
+        samples = federation.samples(chunk.client)
+    return assess(task, samples, chunk.start, chunk.stop) if samples is not None else Score()
+
+
+def load(task: Task, broadcast: Broadcast) -> None:
+    """Put the broadcast weights and buffers into the task's model."""
+    task.model.theta.copy_(broadcast.theta)
+    task.model.buffers.copy_(broadcast.buffers)
+    task.model.counters.copy_(broadcast.counters)

@@ -1,0 +1,30 @@
+"""Everything in this process: the back end for debuggers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from fedflat.backends.base import Broadcast, Chunk, Order, load, score_chunk
+from fedflat.client import Score, Task, train
+from fedflat.method import Update
+
+
+class Serial:
+    """Train one client after the other, here; a breakpoint in a part simply works."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+
+    def train(self, broadcast: Broadcast, orders: Iterable[Order]) -> Iterator[Update]:
+        """See `Backend.train`."""
+        for order in orders:
+            private = {part: {k: v.clone() for k, v in state.items()} for part, state in order.states.items()}
+            yield train(self.task, order.job(broadcast, private))
+
+    def evaluate(self, broadcast: Broadcast, chunks: Sequence[Chunk]) -> list[Score]:
+        """See `Backend.evaluate`."""
+        load(self.task, broadcast)
+        return [score_chunk(self.task, chunk) for chunk in chunks]
+
+    def close(self) -> None:
+        """Nothing to release."""

@@ -1,0 +1,301 @@
+"""The local loop: the only place where a client trains, whatever the method."""
+
+from __future__ import annotations
+
+import math
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedflat import streams
+from fedflat.data.federation import Federation, Samples
+from fedflat.errors import ClientError, InputError
+from fedflat.experiment import Experiment
+from fedflat.flat import FlatModel
+from fedflat.method import Batch, Local, Method, Part, State, Update
+
+Criterion = Callable[[Any, Tensor], Tensor]
+
+
+@dataclass
+class Task:
+    """What every worker holds for the whole run."""
+
+    experiment: Experiment
+    method: Method
+    model: FlatModel
+    federation: Federation
+    criterion: Criterion
+    uniform: bool
+    evaluator: Part | None = None
+    """The part whose average is evaluated; None is the server's own weights."""
+
+    def share(self, client: int) -> float:
+        """Relative size of a client, ω_i."""
+        sizes = self.federation.sizes
+        return float(len(sizes) * sizes[client] / sizes.sum())
+
+
+@dataclass
+class Job:
+    """One client's work in one round. `weight` is its share of the combined update."""
+
+    round: int
+    client: int
+    lr: float
+    weight: float
+    theta: Tensor
+    buffers: Tensor
+    counters: Tensor
+    received: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
+    states: dict[str, State] = field(default_factory=dict)
+
+
+class DivergedError(ArithmeticError):
+    """Local training left the finite numbers."""
+
+
+def train(task: Task, job: Job) -> Update:
+    """Run one client's round. A client that diverges returns an update whose `failure` says where."""
+    start = time.perf_counter()
+    model, method, seed = task.model, task.method, task.experiment.seed
+    model.theta.copy_(job.theta)
+    model.buffers.copy_(job.buffers)
+    model.counters.copy_(job.counters)
+    model.module.train()
+    samples = task.federation.samples(job.client)
+    local = Local(
+        model,
+        job.theta,
+        experiment=task.experiment,
+        round=job.round,
+        client=job.client,
+        clients=len(task.federation),
+        samples=len(samples),
+        share=lambda: task.share(job.client),
+        lr=job.lr,
+        uniform=task.uniform,
+        states=job.states,
+        received=job.received,
+    )
+    loop, failure = LocalLoop(task, local, samples), None
+    try:
+        with streams.isolated(seed, "model", job.round, job.client):
+            for part in method.filling("begin"):
+                part.begin(local)
+            method.owner("train").train(local, loop.fit)
+            for part in method.filling("end"):
+                part.end(local)
+        if not bool(torch.isfinite(model.theta).all()):
+            raise DivergedError("its weights are not finite")
+    except DivergedError as error:
+        failure = str(error)
+    except InputError:
+        raise
+    except Exception:
+        raise ClientError(job.round, job.client, local.steps, traceback.format_exc()) from None
+    return Update(
+        client=job.client,
+        samples=local.samples,
+        weight=job.weight,
+        steps=local.steps,
+        loss=loop.mean_loss,
+        seconds=time.perf_counter() - start,
+        delta=model.theta - job.theta,
+        buffers=model.buffers.clone(),
+        counters=model.counters.clone(),
+        sent=local.sent,
+        states=local.states,
+        failure=failure,
+    )
+
+
+class LocalLoop:
+    """Minibatch steps in the order that spec §1.3 fixes: loss, gradient, corrections, clip, SGD, constraint."""
+
+    def __init__(self, task: Task, local: Local, samples: Samples) -> None:
+        self.task, self.local, self.samples = task, local, samples
+        self._fill = task.method.filling
+        self._gradient = task.method.owner("gradient").gradient
+        self._loss_sum, self._loss_count, self._step_loss = 0.0, 0, math.nan
+
+    @property
+    def mean_loss(self) -> float:
+        """Mean data loss over the samples seen, each at the weights it was first met with."""
+        return self._loss_sum / self._loss_count if self._loss_count else math.nan
+
+    def fit(self, epochs: int | None = None, only: Tensor | None = None, branch: str = "global") -> None:
+        """Train from the current weights.
+
+        epochs: instead of the experiment's. only: a mask, to train these coordinates and no others.
+        branch: name of the trajectory, for parts that treat several differently.
+        Every call sees the same minibatches, so that two branches of a round can be compared.
+        """
+        local, experiment = self.local, self.task.experiment
+        local.branch = branch
+        if local.steps > 0 or local.velocity is None:  # a part may hand a momentum over to the first fit only
+            local.velocity = torch.zeros_like(local.theta) if experiment.momentum else None
+        for x, y in self._batches(epochs):
+            local.batch = Batch(x, ((1.0, y),))
+            for part in self._fill("mix"):
+                local.batch = part.mix(local, local.batch)
+            self._step_loss = math.nan
+            self._gradient(local, self.evaluate)
+            self._record(len(y))
+            for part in self._fill("correct"):
+                part.correct(local)
+            self._descend(only)
+            for part in self._fill("constrain"):
+                part.constrain(local)
+            local.steps += 1
+
+    def evaluate(self) -> Tensor:
+        """Loss and gradient (into `local.grad`) of the current batch at the current weights."""
+        local = self.local
+        local.grad.zero_()
+        with self._watched():
+            output = forward(self.task, local.batch.x)
+            loss = data_loss(self.task.criterion, output, local.batch)
+            if math.isnan(self._step_loss):
+                self._step_loss = loss.item()
+            for part in self._fill("loss"):
+                term = part.loss(local, output)
+                loss = loss if term is None else loss + term
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+    def _batches(self, epochs: int | None) -> Iterator[tuple[Any, Tensor]]:
+        task, local, count = self.task, self.local, len(self.samples)
+        experiment = task.experiment
+        order = streams.torch_stream(experiment.seed, "batches", local.round, local.client)
+        augment = streams.torch_stream(experiment.seed, "augment", local.round, local.client)
+        sizes = minibatch_sizes(count, experiment.batch_size, experiment.drop_last)
+        if not sizes:
+            raise InputError(
+                f"client {local.client} has {count} samples, fewer than batch_size={experiment.batch_size}, and "
+                "drop_last leaves none: lower batch_size or unset drop_last"
+            )
+        steps = experiment.local_steps if epochs is None else None
+        if steps is None:
+            steps = len(sizes) * (experiment.local_epochs if epochs is None else epochs)
+        while steps > 0:
+            shuffled = torch.randperm(count, generator=order)
+            for chunk in torch.split(shuffled[: sum(sizes)], sizes)[:steps]:
+                x, y = self.samples.batch(chunk)
+                yield task.federation.preprocess(x, augment, local.theta.dtype), y
+            steps -= len(sizes)
+
+    def _descend(self, only: Tensor | None) -> None:
+        local, experiment = self.local, self.task.experiment
+        theta, grad = local.theta, local.grad
+        if only is not None:
+            grad.mul_(only)
+        if experiment.clip is not None:
+            norm = grad.norm().item()
+            if norm > experiment.clip - 1e-6:
+                grad.mul_(experiment.clip / (norm + 1e-6))
+        if local.weight_decay:
+            grad.add_(theta if only is None else theta * only, alpha=local.weight_decay)
+        if local.velocity is not None:
+            local.velocity.mul_(experiment.momentum).add_(grad)
+            grad = grad.add_(local.velocity, alpha=experiment.momentum) if experiment.nesterov else local.velocity
+        theta.add_(grad, alpha=-local.lr)
+
+    def _record(self, count: int) -> None:
+        if not math.isfinite(self._step_loss):
+            raise DivergedError(f"its loss is {self._step_loss} at step {self.local.steps}")
+        self._loss_sum += self._step_loss * count
+        self._loss_count += count
+
+    def _watched(self) -> AbstractContextManager[Any]:
+        watchers = self._fill("watch")
+        if not watchers:
+            return nullcontext()
+        stack = ExitStack()
+        for part in watchers:
+            stack.enter_context(part.watch(self.local))
+        return stack
+
+
+def data_loss(criterion: Criterion, output: Any, batch: Batch) -> Tensor:
+    """Mean loss of a batch, over its weighted labels where samples are mixed."""
+    if len(batch.targets) == 1:
+        return criterion(output, batch.targets[0][1])
+    return torch.stack([weight * criterion(output, y) for weight, y in batch.targets]).sum()
+
+
+def minibatch_sizes(count: int, batch_size: int, drop_last: bool) -> list[int]:
+    """Sizes of the minibatches of one epoch.
+
+    >>> minibatch_sizes(7, 3, drop_last=False)
+    [3, 3, 1]
+    """
+    size = batch_size or count
+    sizes = [size] * (count // size)
+    return sizes if drop_last or count % size == 0 else [*sizes, count % size]
+
+
+def forward(task: Task, x: Any) -> Any:
+    """The model's output; with `precision="bfloat16"` its kernels are, while weights and output stay float32."""
+    if task.experiment.precision != "bfloat16":
+        return task.model(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = task.model(x)
+    return output.float() if isinstance(output, Tensor) else output
+
+
+@dataclass
+class Score:
+    """Sums over evaluated samples; `+` joins two of them."""
+
+    count: int = 0
+    loss: float = 0.0
+    correct: int = 0
+    judged: int = 0
+
+    def __add__(self, other: Score) -> Score:
+        return Score(
+            self.count + other.count,
+            self.loss + other.loss,
+            self.correct + other.correct,
+            self.judged + other.judged,
+        )
+
+    @property
+    def accuracy(self) -> float | None:
+        """Share of right answers; None where the task has no labels to be right about."""
+        return self.correct / self.judged if self.judged else None
+
+    @property
+    def mean_loss(self) -> float | None:
+        """Mean loss a sample."""
+        return self.loss / self.count if self.count else None
+
+
+CHUNK, EVALUATION_BATCH = 1000, 250
+
+
+@torch.no_grad()
+def assess(task: Task, samples: Samples, start: int, stop: int) -> Score:
+    """Score the model's current weights on samples start…stop, in evaluation mode."""
+    task.model.module.eval()
+    score = Score()
+    for low in range(start, stop, EVALUATION_BATCH):
+        x, y = samples.batch(torch.arange(low, min(low + EVALUATION_BATCH, stop)))
+        output = forward(task, task.federation.preprocess(x, None, task.model.theta.dtype))
+        loss = task.criterion(output, y).item()
+        score += Score(len(y), loss * len(y), *_judge(output, y))
+    return score
+
+
+def _judge(output: Any, y: Tensor) -> tuple[int, int]:
+    classes = isinstance(output, Tensor) and output.dim() >= 2 and not y.is_floating_point()
+    if not classes or output.shape[:1] + output.shape[2:] != y.shape:
+        return 0, 0
+    return int((output.argmax(dim=1) == y).sum()), y.numel()

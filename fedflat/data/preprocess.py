@@ -1,0 +1,120 @@
+"""From stored samples to model inputs: normalisation and augmentation, vectorised over the batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from fedflat.errors import InputError
+
+
+@dataclass(frozen=True)
+class Preprocess:
+    """Normalise uint8 images, and mirror and crop them while training. Other inputs pass as they are.
+
+    mean, std: of each channel, in units of `scale` (one number serves all channels). scale: the value that
+    stands for 1. flip: probability of a mirror image. pad: width of the border that a crop may reach into; 0
+    for no crop. crop: probability of a crop. black: the border is black and then normalised, as when padding
+    comes before normalisation; otherwise the border is 0 in the result, the mean colour, as when padding
+    comes after it.
+    """
+
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+    scale: float = 255.0
+    flip: float = 0.0
+    pad: int = 0
+    crop: float = 1.0
+    black: bool = True
+
+    def __call__(self, x: Tensor, generator: torch.Generator | None, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Model inputs from a raw batch.
+
+        generator: the source of every draw; None means evaluation, which normalises only. uint8 comes out as
+        `dtype`, images (B, C, H, W) channels-last in memory. Floating point is cast to `dtype` but not
+        scaled; other integers (tokens) stay as they are.
+        """
+        if not isinstance(x, Tensor) or x.dtype != torch.uint8:
+            return x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x
+        if x.dim() != 4:
+            return self._normalise_plain(x, dtype)
+        pixels = x.permute(0, 2, 3, 1).contiguous()
+        batch, height, width, channels = pixels.shape
+        tables = _tables(self, height, width, channels, dtype)
+        if generator is not None and self.flip:
+            pixels = _mirror_some(pixels, torch.rand(batch, generator=generator) < self.flip)
+        if generator is not None and self.pad:
+            out = self._crop(pixels, generator, tables)
+        else:
+            out = pixels.view(batch * height, -1).to(dtype).mul_(tables.scale).add_(tables.shift)
+        return out.view(batch, height, width, channels).permute(0, 3, 1, 2)
+
+    def _crop(self, pixels: Tensor, generator: torch.Generator, tables: _Tables) -> Tensor:
+        """Rows (B·H, W·C) of one random window of each padded image, normalised.
+
+        A row of a window is a run of the padded image's memory, so all windows are one gather of overlapping
+        rows.
+        """
+        batch, height, width, channels = pixels.shape
+        line = (width + 2 * self.pad) * channels
+        padded = pixels.new_zeros(batch, height + 2 * self.pad, width + 2 * self.pad, channels)
+        padded[:, self.pad : self.pad + height, self.pad : self.pad + width] = pixels
+        corner = torch.randint(2 * self.pad + 1, (2, batch), generator=generator)
+        if self.crop < 1:
+            corner[:, torch.rand(batch, generator=generator) >= self.crop] = self.pad
+        starts = (corner[0] * line + corner[1] * channels)[:, None] + tables.lines
+        images = torch.arange(0, padded.numel(), padded[0].numel())[:, None]
+        rows = _runs(padded, width * channels).index_select(0, (starts + images).view(-1))
+        scaled = rows.to(tables.scale.dtype).mul_(tables.scale)
+        if self.black:
+            return scaled.add_(tables.shift)
+        # The border must become 0: gather the shift from a canvas that is 0 there, by the same windows.
+        return scaled.add_(_runs(tables.canvas, width * channels).index_select(0, starts.view(-1)))
+
+    def _normalise_plain(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        if len(self.mean) != 1 or len(self.std) != 1:
+            raise InputError(f"{len(self.mean)} channel means cannot be used on inputs of shape {tuple(x.shape[1:])}")
+        return x.to(dtype).mul_(1 / (self.scale * self.std[0])).add_(-self.mean[0] / self.std[0])
+
+
+@dataclass(frozen=True, eq=False)
+class _Tables:
+    """What one image size needs again and again.
+
+    scale, shift: of a row of pixels (W·C). lines: offset of each row of a window. canvas: shift inside, 0 on
+    the border.
+    """
+
+    scale: Tensor
+    shift: Tensor
+    lines: Tensor
+    canvas: Tensor
+
+
+@lru_cache(maxsize=16)
+def _tables(recipe: Preprocess, height: int, width: int, channels: int, dtype: torch.dtype) -> _Tables:
+    mean, std = (torch.tensor(values, dtype=torch.float64) for values in (recipe.mean, recipe.std))
+    if not {len(mean), len(std)} <= {1, channels}:
+        raise InputError(f"{len(mean)} channel means and {len(std)} deviations for images of {channels} channels")
+    scale = (1 / (recipe.scale * std)).expand(width, channels).reshape(-1).to(dtype)
+    shift = (-mean / std).expand(width, channels).reshape(-1).to(dtype)
+    pad, line = recipe.pad, (width + 2 * recipe.pad) * channels
+    canvas = torch.zeros(height + 2 * pad, line, dtype=dtype)
+    canvas[pad : pad + height, pad * channels : pad * channels + width * channels] = shift
+    return _Tables(scale, shift, torch.arange(height) * line, canvas)
+
+
+def _runs(tensor: Tensor, length: int) -> Tensor:
+    """Every run of `length` neighbours in memory, as rows that overlap."""
+    return tensor.as_strided((tensor.numel() - length + 1, length), (1, 1))
+
+
+def _mirror_some(pixels: Tensor, chosen: Tensor) -> Tensor:
+    """Mirror the chosen images (B, H, W, C) from left to right."""
+    where = chosen.nonzero().view(-1)
+    mirrored = pixels.index_select(0, where).flip(2)
+    order = torch.arange(len(pixels)).index_copy_(0, where, torch.arange(len(where)) + len(pixels))
+    return torch.cat([pixels, mirrored]).index_select(0, order)  # whole-image copies; writing in place is slower

@@ -1,0 +1,100 @@
+"""What one client holds: something with a length that hands out batches by position."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+from torch.utils.data import default_collate
+
+from fedflat.errors import InputError
+
+LOOK = 256  # how many samples of a map-style dataset are read where only a glance is wanted
+
+
+@runtime_checkable
+class Samples(Protocol):
+    """Training or test data of one client."""
+
+    def __len__(self) -> int: ...
+
+    def batch(self, indices: Tensor) -> tuple[Any, Tensor]:
+        """Raw inputs and targets at these positions (an int64 tensor of values 0 … len−1)."""
+        ...
+
+
+class TensorSamples:
+    """Samples in two tensors, or the subset `indices` of a pool that many clients share.
+
+    The tensors are never copied: a batch is one gather from each of them. Images kept channels-last in memory
+    come out so.
+    """
+
+    def __init__(self, x: Tensor, y: Tensor, indices: Tensor | None = None) -> None:
+        if len(x) != len(y):
+            raise InputError(f"{len(x)} inputs but {len(y)} targets: one target a sample is needed")
+        self.x, self.y, self.indices = x, y, indices
+        # A gather of whole rows is a memory copy only along the memory's own order.
+        self._swapped = x.dim() == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
+        self._rows = x.permute(0, 2, 3, 1) if self._swapped else x
+
+    def __len__(self) -> int:
+        return len(self.x) if self.indices is None else len(self.indices)
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs and targets at these positions."""
+        if self.indices is not None:
+            indices = self.indices[indices]
+        x = self._rows.index_select(0, indices)
+        return x.permute(0, 3, 1, 2) if self._swapped else x, self.y.index_select(0, indices)
+
+    @property
+    def labels(self) -> Tensor:
+        """All targets, in the order of the positions."""
+        return self.y if self.indices is None else self.y[self.indices]
+
+
+class DatasetSamples:
+    """A map-style dataset whose items are pairs `(x, y)`; batches are collated as PyTorch's `DataLoader` does."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def batch(self, indices: Tensor) -> tuple[Any, Tensor]:
+        """Inputs and targets at these positions."""
+        x, y = default_collate([self.dataset[i] for i in indices.tolist()])
+        return x, torch.as_tensor(y)
+
+
+def as_samples(data: Any, where: str) -> Samples:
+    """Wrap what a user gives: a pair of tensors (or arrays), a map-style dataset, or something that is `Samples` already.
+
+    where: what to call it in an error ("client 3", "the test set").
+    """
+    if isinstance(data, Samples):
+        return data
+    if isinstance(data, (tuple, list)) and len(data) == 2 and all(hasattr(part, "shape") for part in data):
+        try:
+            return TensorSamples(torch.as_tensor(data[0]), torch.as_tensor(data[1]))
+        except (InputError, TypeError) as error:
+            raise InputError(f"{where}: {error}") from None
+    if hasattr(data, "__len__") and hasattr(data, "__getitem__") and not isinstance(data, (str, dict)):
+        return DatasetSamples(data)
+    raise InputError(
+        f"{where}: expected a pair (x, y) of tensors or a map-style dataset of (x, y), got {type(data).__name__}"
+    )
+
+
+def labels_of(samples: Samples, limit: int | None = None) -> Tensor:
+    """Targets of the samples; where they are not tensors, of the first `limit` of them only (all of them for None)."""
+    if isinstance(samples, TensorSamples):
+        return samples.labels
+    count = len(samples) if limit is None else min(limit, len(samples))
+    steps = range(0, count, LOOK)
+    read: Callable[[int], Tensor] = lambda at: samples.batch(torch.arange(at, min(at + LOOK, count)))[1]  # noqa: E731
+    return torch.cat([read(at) for at in steps]) if count else torch.empty(0, dtype=torch.int64)

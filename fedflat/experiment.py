@@ -1,0 +1,202 @@
+"""`Experiment`: everything that determines a result, as one frozen dataclass.
+
+A TOML file and the command line are two views of it. This module must not import torch: `--help` reads it.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+import types
+import typing
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from fedflat.errors import InputError, UnknownNameError
+
+
+def _field(default: Any, help: str) -> Any:
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One federated experiment. Fields with the papers' symbols mean what the papers mean by them.
+
+    `method`, `model`, `data` and `partition` are strings such as `"feddc(alpha=0.01)+man"`; see `fedflat list`.
+    """
+
+    data: str = _field("cifar10", "data set; see `fedflat list data`")
+    partition: str = _field("dirichlet_equal(delta=0.3)", "how the samples are divided among the clients")
+    clients: int = _field(100, "number of clients, N")
+    participation: str = _field("bernoulli(0.1)", "who trains in a round: all, uniform(m) or bernoulli(q)")
+    model: str = _field("cnn64", "network; see `fedflat list models`")
+    method: str = _field("fedavg", "sum of parts; see `fedflat list methods`")
+    rounds: int = _field(500, "communication rounds, T")
+    local_epochs: int = _field(5, "passes over a client's data in a round, E")
+    local_steps: int | None = _field(None, "local steps in a round, K, instead of local_epochs")
+    batch_size: int = _field(50, "samples in a minibatch, B; 0 is the client's whole data")
+    drop_last: bool = _field(False, "leave out the last, smaller minibatch of an epoch")
+    lr: float = _field(0.1, "clients' learning rate in the first round")
+    lr_decay: float = _field(0.998, "factor of the learning rate from round to round")
+    momentum: float = _field(0.0, "clients' momentum; starts at zero in every round")
+    nesterov: bool = _field(False, "Nesterov's form of the momentum")
+    weight_decay: float = _field(1e-3, "L2 added to the gradient of every trainable parameter")
+    clip: float | None = _field(10.0, "largest norm of the gradient; none to leave it alone")
+    server_lr: float = _field(1.0, "server's learning rate, multiplies the combined update")
+    weighting: str = _field("auto", "auto (what the method needs), samples or uniform")
+    augment: str = _field("auto", "preprocessing: auto, none, paper000, paper001, paper003 or paper004")
+    local_holdout: float = _field(0.0, "share of every client's data kept as its own test set")
+    evaluated: str = _field("auto", "weights to evaluate: auto, server, selected, all or averaged")
+    evaluate_every: int = _field(1, "rounds between evaluations; the last round always is; 0: only the last")
+    head: str | None = _field(None, "name of the classifier; none is the last Linear layer")
+    features: str | None = _field(None, "module whose output are the features; none is the head's input")
+    last_stage: str | None = _field(None, "name of the model's last block, where the model does not declare it")
+    dtype: str = _field("float32", "type of all numbers: float32 or float64")
+    precision: str = _field("float32", "type of the convolutions' inputs: float32 or bfloat16")
+    seed: int = _field(0, "every random draw is a function of this, its purpose, the round and the client")
+    backend: str = _field("pool", "where clients train: pool (worker processes) or serial (this process)")
+    workers: int | None = _field(None, "worker processes of one thread each; none is one per core")
+
+    def __post_init__(self) -> None:
+        for spec in fields(self):
+            object.__setattr__(self, spec.name, coerce(spec.name, getattr(self, spec.name)))
+        self._check_numbers()
+        for name, allowed in CHOICES.items():
+            if getattr(self, name) not in allowed:
+                raise UnknownNameError(name, str(getattr(self, name)), allowed)
+
+    def _check_numbers(self) -> None:
+        for name, low, high, strict in RANGES:
+            value = getattr(self, name)
+            inside = value is None or (
+                math.isfinite(value) and (low < value if strict else low <= value) and value <= high
+            )
+            if not inside:
+                bound = f"{'above' if strict else 'at least'} {low:g}" + (
+                    f" and at most {high:g}" if high < math.inf else ""
+                )
+                raise InputError(f"{name} must be {bound}, not {value}")
+        if self.momentum >= 1:
+            raise InputError(f"momentum must be below 1, not {self.momentum}")
+        if self.nesterov and self.momentum == 0:
+            raise InputError("nesterov needs a momentum above 0")
+
+    def replace(self, **changes: Any) -> Experiment:
+        """A copy with some fields changed; an unknown field is refused with the nearest known name."""
+        check_names(changes)
+        return replace(self, **changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values by field name."""
+        return {spec.name: getattr(self, spec.name) for spec in fields(self)}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Experiment:
+        """The inverse of `to_dict`; fields left out keep their defaults."""
+        check_names(values)
+        return cls(**values)
+
+    def to_toml(self) -> str:
+        """The experiment as TOML. A field that is None is written as the string "none"."""
+        return "".join(f"{name} = {_toml(value)}\n" for name, value in self.to_dict().items())
+
+    @classmethod
+    def from_toml(cls, path: str | Path) -> Experiment:
+        """Read a TOML file of fields."""
+        return cls.from_dict(read_toml(path))
+
+    def differences(self, other: Experiment) -> list[str]:
+        """The fields, described, in which two experiments would give different results."""
+        mine, theirs = self.to_dict(), other.to_dict()
+        return [
+            f"{name}: {theirs[name]!r} there, {mine[name]!r} here"
+            for name in mine
+            if name not in ("workers", "backend") and mine[name] != theirs[name]
+        ]
+
+
+CHOICES = {
+    "weighting": ("auto", "samples", "uniform"),
+    "evaluated": ("auto", "server", "selected", "all", "averaged"),
+    "dtype": ("float32", "float64"),
+    "precision": ("float32", "bfloat16"),
+    "augment": ("auto", "none", "paper000", "paper001", "paper003", "paper004"),
+}
+INF = math.inf
+RANGES = [  # name, lowest, highest, whether the lowest is excluded
+    ("clients", 1, INF, False),
+    ("rounds", 1, INF, False),
+    ("local_epochs", 0, INF, False),
+    ("local_steps", 0, INF, False),
+    ("batch_size", 0, INF, False),
+    ("lr", 0, INF, False),
+    ("lr_decay", 0, INF, True),
+    ("momentum", 0, 1, False),
+    ("weight_decay", 0, INF, False),
+    ("clip", 0, INF, True),
+    ("server_lr", 0, INF, False),
+    ("local_holdout", 0, 0.9, False),
+    ("evaluate_every", 0, INF, False),
+    ("workers", 1, INF, False),
+]
+
+
+def check_names(values: dict[str, Any]) -> None:
+    """Refuse names that are not fields of `Experiment`."""
+    known = [spec.name for spec in fields(Experiment)]
+    for name in values:
+        if name not in known:
+            raise UnknownNameError("field", name, known)
+
+
+def field_type(name: str) -> tuple[type, bool]:
+    """The plain type of a field and whether it may be None."""
+    hint = typing.get_type_hints(Experiment)[name]
+    if isinstance(hint, types.UnionType):
+        plain = next(arg for arg in typing.get_args(hint) if arg is not types.NoneType)
+        return plain, True
+    return hint, False
+
+
+def coerce(name: str, value: Any) -> Any:
+    """Bring `value` (perhaps text from a command line) to the field's type, or say why it cannot be."""
+    kind, optional = field_type(name)
+    if optional and (value is None or (isinstance(value, str) and value.lower() == "none")):
+        return None
+    if kind is str:
+        return str(value)
+    try:
+        if kind is bool:
+            return value if isinstance(value, bool) else {"true": True, "false": False}[str(value).lower()]
+        number = float(value)
+        if kind is int:
+            if isinstance(value, bool) or number != int(number):
+                raise ValueError
+            return int(number)
+        return number
+    except (TypeError, ValueError, KeyError, OverflowError):
+        raise InputError(
+            f"{name} takes {'a whole number' if kind is int else f'a {kind.__name__}'}, not {value!r}"
+        ) from None
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """The values of a TOML file, with a one-line error when it cannot be read."""
+    try:
+        return tomllib.loads(Path(path).read_text())
+    except FileNotFoundError:
+        raise InputError(f"no such file: {path}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not valid TOML: {error}") from None
+
+
+def _toml(value: Any) -> str:
+    if value is None:
+        return '"none"'
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return '"' + value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
+    return repr(value)

@@ -1,0 +1,201 @@
+"""`FlatModel`: any `nn.Module` as one vector of weights and one vector of gradients.
+
+A federated formula is then a vector formula, sending a model is a memory copy, and a checkpoint is one tensor.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedflat.errors import InputError
+
+
+@dataclass(frozen=True)
+class Span:
+    """Where one named tensor lives in a flat vector."""
+
+    name: str
+    start: int
+    stop: int
+    shape: tuple[int, ...]
+
+    def of(self, vector: Tensor) -> Tensor:
+        """The tensor of this name as a view of `vector`."""
+        return vector[self.start : self.stop].view(self.shape)
+
+    def channels(self, vector: Tensor) -> Tensor:
+        """The same as a matrix: one row per output channel (index of the first dimension)."""
+        return vector[self.start : self.stop].view(self.shape[0], -1)
+
+
+def unit(vector: Tensor) -> Tensor:
+    """`vector` at Euclidean length one (the zero vector stays zero)."""
+    return vector / (torch.linalg.vector_norm(vector) + 1e-16)
+
+
+class FlatModel:
+    """A module whose trainable parameters are views of `theta`, their gradients views of `grad`.
+
+    `backward()` writes straight into `grad`; writing to `theta` changes the module. The order is that of
+    `module.named_parameters()`, so `theta` equals `torch.nn.utils.parameters_to_vector` of the trainable ones.
+    Floating-point buffers (BatchNorm's statistics) are views of `buffers`, integer ones of `counters`.
+
+    head, features, last_stage: names of submodules; see `Experiment`. The head defaults to the last `nn.Linear`.
+
+    >>> model = FlatModel(nn.Linear(2, 1))
+    >>> model.theta.zero_().shape
+    torch.Size([3])
+    >>> model.module.weight
+    Parameter containing:
+    tensor([[0., 0.]], requires_grad=True)
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        dtype: torch.dtype = torch.float32,
+        *,
+        head: str | None = None,
+        features: str | None = None,
+        last_stage: str | None = None,
+    ) -> None:
+        self._original = copy.deepcopy(module).to(dtype)
+        self.module = copy.deepcopy(self._original)
+        trainable = [(n, p) for n, p in self.module.named_parameters() if p.requires_grad]
+        if not trainable:
+            raise InputError(f"{type(module).__name__} has no trainable parameter: there is nothing to learn")
+        self.spans = _spans([(name, tuple(p.shape)) for name, p in trainable])
+        self.theta = torch.cat([p.detach().reshape(-1) for _, p in trainable])
+        self.grad = torch.zeros_like(self.theta)
+        for (_, parameter), span in zip(trainable, self.spans, strict=True):
+            parameter.data = span.of(self.theta)
+            parameter.grad = span.of(self.grad)
+        self.buffers = self._flatten_buffers(floating=True, empty=dtype)
+        self.counters = self._flatten_buffers(floating=False, empty=torch.int64)
+        self._names = {"head": head, "features": features, "last_stage": last_stage}
+        for name in filter(None, self._names.values()):
+            self.submodule(name)
+        self.captured: Tensor | None = None
+        # float64 convolutions have no channels-last kernel, so the layout would only cost copies there.
+        images = any(isinstance(m, nn.Conv2d) for m in self.module.modules())
+        self._channels_last = images and dtype != torch.float64
+
+    def _flatten_buffers(self, floating: bool, empty: torch.dtype) -> Tensor:
+        owners = [
+            (module, name, buffer)
+            for module in self.module.modules()
+            for name, buffer in module.named_buffers(recurse=False)
+            if buffer.is_floating_point() == floating
+        ]
+        if not owners:
+            return torch.empty(0, dtype=empty)
+        flat = torch.cat([buffer.reshape(-1).to(empty) for _, _, buffer in owners])
+        position = 0
+        for module, name, buffer in owners:
+            module._buffers[name] = flat[position : position + buffer.numel()].view(buffer.shape)
+            position += buffer.numel()
+        return flat
+
+    def __call__(self, x: Any) -> Any:
+        """The module's output; images and vectors are brought to the model's type and the faster layout first."""
+        if isinstance(x, Tensor):
+            if x.is_floating_point() and x.dtype != self.theta.dtype:
+                x = x.to(self.theta.dtype)
+            if self._channels_last and x.dim() == 4:
+                x = x.contiguous(memory_format=torch.channels_last)
+        return self.module(x)
+
+    @property
+    def size(self) -> int:
+        """Number of trainable parameters, the unit of communication."""
+        return self.theta.numel()
+
+    def submodule(self, name: str) -> nn.Module:
+        """The submodule called `name`, or an error that lists the top-level ones."""
+        try:
+            return self.module.get_submodule(name)
+        except AttributeError:
+            known = ", ".join(n for n, _ in self.module.named_children()) or "none"
+            raise InputError(f"the model has no submodule {name!r}; its top-level ones: {known}") from None
+
+    @property
+    def head(self) -> str | None:
+        """Name of the classifier: the one given, or the last `nn.Linear` in module order."""
+        linear = [name for name, m in self.module.named_modules() if isinstance(m, nn.Linear)]
+        return self._names["head"] or (linear[-1] if linear else None)
+
+    def require_head(self, who: str) -> str:
+        """The head's name, or an error that tells the user of `who` how to name one."""
+        if self.head is None:
+            raise InputError(f"{who} needs a head, but the model has no Linear layer; name it with head='…'")
+        return self.head
+
+    def mask(self, prefix: str) -> Tensor:
+        """1 on the parameters of the submodule `prefix`, 0 elsewhere (a vector like `theta`)."""
+        self.submodule(prefix)
+        out = torch.zeros_like(self.theta)
+        for span in self.spans:
+            if span.name == prefix or span.name.startswith(prefix + "."):
+                out[span.start : span.stop] = 1
+        return out
+
+    def capture_features(self, who: str) -> None:
+        """From now on keep the features of every forward pass in `captured`.
+
+        They are the output of the module named `features`, or the input of the head.
+        who: the part that asks, for the error when the model offers neither.
+        """
+        if self._names["features"]:
+            self.submodule(self._names["features"]).register_forward_hook(
+                lambda module, args, output: setattr(self, "captured", output)
+            )
+            return
+        if self.head is None:
+            raise InputError(f"{who} needs features, but the model has no Linear head; name them with features='…'")
+        self.submodule(self.head).register_forward_pre_hook(lambda module, args: setattr(self, "captured", args[0]))
+
+    @contextmanager
+    def loaded(self, theta: Tensor, buffers: Tensor | None = None) -> Iterator[None]:
+        """Run the block with other weights; weights and buffers come back bit for bit."""
+        saved, saved_buffers, saved_counters = self.theta.clone(), self.buffers.clone(), self.counters.clone()
+        self.theta.copy_(theta)
+        if buffers is not None:
+            self.buffers.copy_(buffers)
+        try:
+            yield
+        finally:
+            self.theta.copy_(saved)
+            self.buffers.copy_(saved_buffers)
+            self.counters.copy_(saved_counters)
+
+    def export(self, theta: Tensor, buffers: Tensor, counters: Tensor) -> nn.Module:
+        """An ordinary module with these weights, in evaluation mode, that shares nothing with this one."""
+        module = copy.deepcopy(self._original)
+        values = {span.name: span.of(theta) for span in self.spans}
+        with torch.no_grad():
+            for name, parameter in module.named_parameters():
+                if name in values:
+                    parameter.copy_(values[name])
+            for flat, floating in ((buffers, True), (counters, False)):
+                position = 0
+                for _, buffer in module.named_buffers():
+                    if buffer.is_floating_point() == floating:
+                        buffer.copy_(flat[position : position + buffer.numel()].view(buffer.shape))
+                        position += buffer.numel()
+        return module.eval()
+
+
+def _spans(named: list[tuple[str, tuple[int, ...]]]) -> list[Span]:
+    spans, start = [], 0
+    for name, shape in named:
+        stop = start + int(torch.Size(shape).numel())
+        spans.append(Span(name, start, stop, shape))
+        start = stop
+    return spans

@@ -1,0 +1,358 @@
+"""What a method is: a sum of parts, each filling a few slots of the one local loop and the one round loop.
+
+`Part` lists the slots in the order in which they are called. `Local` and `Server` are what the slots see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from fedflat import calls, streams
+from fedflat.errors import InputError
+from fedflat.flat import FlatModel
+
+if TYPE_CHECKING:
+    from fedflat.experiment import Experiment
+
+State = dict[str, Tensor]
+"""Named tensors that one part keeps for one client, or on the server."""
+
+
+@dataclass
+class Batch:
+    """One minibatch. `targets` are weighted labels: one pair as a rule, two once samples are mixed."""
+
+    x: Any
+    targets: tuple[tuple[float, Tensor], ...]
+
+
+class Local:
+    """One client's round, as the parts see it.
+
+    theta, grad: the model's weights and gradient, changed in place.
+    origin: the weights received this round; never to be written to.
+    round, client: where we are (rounds count from 1). rounds, clients: how many there are.
+    lr: learning rate of the round. steps: local steps done so far. samples: n_i. uniform: plain means over clients.
+    weight_decay: L2 of the optimiser, which a part may enlarge. velocity: the momentum buffer, zero when None.
+    batch: the current minibatch. branch: which trajectory of a method with several is being trained.
+    """
+
+    def __init__(
+        self,
+        model: FlatModel,
+        origin: Tensor,
+        *,
+        experiment: Experiment,
+        round: int,
+        client: int,
+        clients: int,
+        samples: int,
+        share: Callable[[], float],
+        lr: float,
+        uniform: bool,
+        states: dict[str, State],
+        received: Mapping[str, Mapping[str, Tensor]],
+    ) -> None:
+        self.model, self.origin = model, origin
+        self.theta, self.grad = model.theta, model.grad
+        self.experiment, self.round, self.rounds = experiment, round, experiment.rounds
+        self.client, self.clients, self.samples = client, clients, samples
+        self.lr, self.steps, self.branch, self.uniform = lr, 0, "global", uniform
+        self.weight_decay: float = experiment.weight_decay
+        self.velocity: Tensor | None = None
+        self.batch = Batch(None, ())
+        self.states, self.sent = states, dict[str, State]()
+        self._received, self._share, self._scratch = received, share, dict[str, dict[str, Any]]()
+        self._saved = torch.empty(0)
+
+    @property
+    def share(self) -> float:
+        """Relative size of this client, ω_i = N·n_i / Σ_j n_j (1 when all are equal)."""
+        return self._share()
+
+    def state(self, part: Part) -> State:
+        """What `part` keeps for this client from round to round; empty at first participation."""
+        return self.states.setdefault(part.name, {})
+
+    def received(self, part: Part) -> Mapping[str, Tensor]:
+        """What `part` broadcast this round; never to be written to."""
+        return self._received.get(part.name, {})
+
+    def send(self, part: Part, **tensors: Tensor) -> None:
+        """Send named tensors to the server; there `server.total(part)` holds their sums over the participants."""
+        self.sent.setdefault(part.name, {}).update(tensors)
+
+    def scratch(self, part: Part) -> dict[str, Any]:
+        """A place for `part` to leave things between slots of the same round; forgotten afterwards."""
+        return self._scratch.setdefault(part.name, {})
+
+    def numpy_stream(self, purpose: str) -> Any:
+        """A NumPy generator that depends only on (seed, purpose, round, client)."""
+        return streams.numpy_stream(self.experiment.seed, purpose, self.round, self.client)
+
+    @contextmanager
+    def displaced(self, by: Tensor, *, track_buffers: bool = False) -> Iterator[None]:
+        """Run the block at `theta + by`; afterwards `theta` is back bit for bit.
+
+        Passes at a displaced point leave BatchNorm's running statistics alone unless `track_buffers` is set.
+        """
+        if self._saved.shape != self.theta.shape:
+            self._saved = torch.empty_like(self.theta)
+        self._saved.copy_(self.theta)
+        buffers, counters = self.model.buffers.clone(), self.model.counters.clone()
+        self.theta.add_(by)
+        try:
+            yield
+        finally:
+            self.theta.copy_(self._saved)
+            if not track_buffers:
+                self.model.buffers.copy_(buffers)
+                self.model.counters.copy_(counters)
+
+
+class Server:
+    """The server between two rounds, as the parts see it.
+
+    theta: the model that is sent next. origin: the model that was sent this round. delta: the combined update.
+    round: the round being run (from 1). rounds, clients: how many there are. participants: how many were heard.
+    lr: the clients' learning rate of the round. server_lr: the server's own. uniform: plain means over clients.
+    """
+
+    def __init__(self, theta: Tensor, buffers: Tensor, counters: Tensor, experiment: Experiment, clients: int) -> None:
+        self.theta, self.buffers, self.counters = theta, buffers, counters
+        self.origin, self.delta = theta, torch.zeros_like(theta)
+        self.round, self.rounds, self.clients, self.participants = 0, experiment.rounds, clients, 0
+        self.experiment, self.lr, self.server_lr = experiment, experiment.lr, experiment.server_lr
+        self.uniform = False
+        self.steps = 0.0
+        self.states: dict[str, State] = {}
+        self.totals: dict[str, State] = {}
+
+    def state(self, part: Part) -> State:
+        """What `part` keeps on the server from round to round."""
+        return self.states.setdefault(part.name, {})
+
+    def total(self, part: Part) -> Mapping[str, Tensor]:
+        """Sums over this round's participants of what their `part` sent."""
+        return self.totals.get(part.name, {})
+
+
+@dataclass
+class Update:
+    """What one client returns. `failure` says why it cannot be used, if it cannot."""
+
+    client: int
+    samples: int
+    weight: float
+    steps: int
+    loss: float
+    seconds: float
+    delta: Tensor
+    buffers: Tensor
+    counters: Tensor
+    sent: dict[str, State]
+    states: dict[str, State]
+    failure: str | None = None
+
+
+Evaluate = Callable[[], Tensor]
+Fit = Callable[..., None]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One ingredient of a method: a frozen dataclass of hyper-parameters that fills some of the slots below.
+
+    A part keeps nothing in itself: what must last is in `local.state(self)` and `server.state(self)`.
+    The order in which parts are written never matters; `rank` orders them where arithmetic does not commute.
+    `gradient`, `train`, `combine` and `step` have one owner in a method; every other slot may be filled by many.
+    """
+
+    name: ClassVar[str] = ""
+    rank: ClassVar[int] = 0
+    uniform: ClassVar[bool] = False
+    """Whether the method's identities need plain means over clients (`weighting="auto"`)."""
+    own_step: ClassVar[str] = ""
+    """Said in an error when `server_lr` is set although this part's server step has no use for it."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "name" not in cls.__dict__:
+            cls.name = cls.__name__.lower()
+
+    def __str__(self) -> str:
+        inner = ", ".join(
+            f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if getattr(self, f.name) != f.default
+        )
+        return f"{self.name}({inner})" if inner else self.name
+
+    def require(self, condition: bool, message: str) -> None:
+        """Refuse a hyper-parameter: raise an `InputError` that names this part unless `condition` holds."""
+        if not condition:
+            raise InputError(f"{self.name}: {message}")
+
+    # ---- once ----
+    def check(self, experiment: Experiment, model: FlatModel) -> None:
+        """Refuse, or warn about, an experiment or a model that this part cannot work with."""
+
+    def prepare(self, model: FlatModel) -> None:
+        """Change or hook the model before any training."""
+
+    # ---- client ----
+    def begin(self, local: Local) -> None:
+        """Start of the client's round: `theta` holds the received weights and may be changed."""
+
+    def train(self, local: Local, fit: Fit) -> None:
+        """Run the local loop, `fit(epochs=…, only=mask, branch=…)`, as often as the method needs. One owner."""
+        fit()
+
+    def mix(self, local: Local, batch: Batch) -> Batch:
+        """Change the minibatch."""
+        return batch
+
+    def watch(self, local: Local) -> AbstractContextManager[Any]:
+        """Something to enter around every forward pass."""
+        raise NotImplementedError
+
+    def loss(self, local: Local, output: Any) -> Tensor | None:
+        """A term to add to the batch's loss."""
+        return None
+
+    def gradient(self, local: Local, evaluate: Evaluate) -> None:
+        """Leave the gradient to follow in `local.grad`; `evaluate()` fills it at the current weights. One owner."""
+        evaluate()
+
+    def correct(self, local: Local) -> None:
+        """Change `local.grad` in place, at the unperturbed weights, before clipping."""
+
+    def constrain(self, local: Local) -> None:
+        """Change `local.theta` in place after the optimiser's step."""
+
+    def end(self, local: Local) -> None:
+        """End of the client's round: refresh the client's state, send to the server."""
+
+    # ---- server ----
+    def schedule(self, lr: float, server: Server) -> float:
+        """The clients' learning rate of `server.round`, given the one so far."""
+        return lr
+
+    def broadcast(self, server: Server) -> Mapping[str, Tensor]:
+        """Named tensors to send to every participant along with the weights."""
+        return {}
+
+    def combine(self, server: Server, updates: Iterable[Update]) -> Tensor:
+        """Make one update of many, which arrive one by one in a fixed order. One owner."""
+        raise NotImplementedError
+
+    def step(self, server: Server, delta: Tensor) -> None:
+        """Move `server.theta` by the combined update. One owner."""
+        server.theta = server.theta.add(delta, alpha=server.server_lr)
+
+    def conclude(self, server: Server) -> None:
+        """End of the round, after the step."""
+
+    # ---- evaluation ----
+    def averaged(self, server: Server) -> Tensor | None:
+        """Weights to evaluate instead of `server.theta`, or None while there are none."""
+        return None
+
+    def personal(self, state: State, theta: Tensor) -> Tensor | None:
+        """A client's own weights, from what this part keeps for it and the server's weights."""
+        return None
+
+
+SINGLE_OWNER = {
+    "train": "the passes of local training",
+    "gradient": "the rule that makes the gradient",
+    "combine": "the combination of updates",
+    "step": "the server step",
+}
+SLOTS = (
+    *(
+        "check",
+        "prepare",
+        "begin",
+        "train",
+        "mix",
+        "watch",
+        "loss",
+        "gradient",
+        "correct",
+        "constrain",
+        "end",
+    ),
+    *("schedule", "broadcast", "combine", "step", "conclude", "averaged", "personal"),
+)
+
+
+class Method:
+    """A sum of parts, sorted into the order in which the loops call them.
+
+    >>> from fedflat.method import Method
+    >>> str(Method.parse("fedavg"))
+    'fedavg'
+    """
+
+    def __init__(self, parts: Iterable[Part]) -> None:
+        self.parts = tuple(sorted(parts, key=lambda part: (part.rank, part.name)))
+        names = [part.name for part in self.parts]
+        for name in names:
+            if names.count(name) > 1:
+                raise InputError(f"{name!r} stands twice in the method {'+'.join(names)!r}; give it once")
+        self._fillers = {slot: tuple(p for p in self.parts if fills(p, slot)) for slot in SLOTS}
+        for slot, what in SINGLE_OWNER.items():
+            if len(self._fillers[slot]) > 1:
+                first, second = (part.name for part in self._fillers[slot][:2])
+                raise InputError(f"{first!r} and {second!r} cannot be combined: both claim {what}")
+
+    @classmethod
+    def parse(cls, text: str | Part | Method) -> Method:
+        """Read `"feddc(alpha=0.01)+man"`; a part or a method is taken as it is."""
+        if isinstance(text, Method):
+            return text
+        if isinstance(text, Part):
+            return cls([text])
+        from fedflat.parts import ALIASES, known_parts
+
+        parts: list[Part] = []
+        for call in calls.parse_sum(text):
+            if call.name in ALIASES:
+                parts += ALIASES[call.name](call)
+            else:
+                parts.append(calls.build("method", call, known_parts()))
+        # `fedavg` changes nothing and may come in through several aliases: one is as good as many.
+        base = [part for part in parts if part.name == "fedavg"][:1]
+        return cls([*base, *(part for part in parts if part.name != "fedavg")])
+
+    def __str__(self) -> str:
+        return "+".join(map(str, self.parts))
+
+    def __add__(self, part: Part) -> Method:
+        return Method([*self.parts, part])
+
+    def filling(self, slot: str) -> tuple[Part, ...]:
+        """The parts that fill `slot`, in order."""
+        return self._fillers[slot]
+
+    def owner(self, slot: str) -> Part:
+        """The one part that owns `slot`; a plain `Part` with the default behaviour when nobody claims it."""
+        return self._fillers[slot][0] if self._fillers[slot] else _DEFAULT
+
+    @property
+    def uniform(self) -> bool:
+        """Whether `weighting="auto"` means plain means over clients."""
+        return any(part.uniform for part in self.parts)
+
+
+def fills(part: Part, slot: str) -> bool:
+    """Whether `part` overrides `slot`."""
+    return getattr(type(part), slot) is not getattr(Part, slot)
+
+
+_DEFAULT = Part()

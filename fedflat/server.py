@@ -1,0 +1,287 @@
+"""The round loop: the only place where the server acts, whatever the method."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from fedflat.backends.base import Backend, Broadcast, Order, chunks_of
+from fedflat.client import Score, Task
+from fedflat.errors import RoundLostError
+from fedflat.method import Server, Update
+from fedflat.store import ClientStore
+
+log = logging.getLogger(__name__)
+Row = dict[str, Any]
+
+
+class TreeSum:
+    """Sum of tensors that arrive one by one, always added along the same binary tree.
+
+    The tree depends only on the positions, so a machine that holds an aligned block of 2^k terms can add them itself
+    and the result has the same bits. It also rounds less than a running sum. Holds at most log2(n) + 1 tensors.
+    """
+
+    def __init__(self) -> None:
+        self._stack: list[tuple[int, Tensor | None]] = []
+
+    def add(self, term: Tensor | None) -> None:
+        """Add a tensor, which is taken over and may be overwritten; None keeps the place of one that is missing."""
+        level = 0
+        while self._stack and self._stack[-1][0] == level:
+            term = _join(self._stack.pop()[1], term)
+            level += 1
+        self._stack.append((level, term))
+
+    def result(self) -> Tensor | None:
+        """The sum; None if there was nothing to add."""
+        total: Tensor | None = None
+        for _, term in reversed(self._stack):
+            total = _join(term, total)
+        self._stack = []
+        return total
+
+
+def _join(left: Tensor | None, right: Tensor | None) -> Tensor | None:
+    if left is None or right is None:
+        return right if left is None else left
+    return left.add_(right)
+
+
+def mean_update(updates: Iterable[Update]) -> Tensor:
+    """The weighted mean of the updates."""
+    total, weight = TreeSum(), 0.0
+    for update in updates:
+        total.add(update.delta * update.weight)
+        weight += update.weight
+    mean = total.result()
+    assert mean is not None
+    return mean.div_(weight)
+
+
+@dataclass
+class Tally:
+    """What the round loop counts while updates stream by."""
+
+    rows: list[Row] = field(default_factory=list)
+    left_out: list[tuple[int, str]] = field(default_factory=list)
+    loss: float = 0.0
+    samples: int = 0
+    weight: float = 0.0
+    steps: float = 0.0
+    largest: int = -1
+    floats_up: int = 0
+
+
+class RoundLoop:
+    """Runs rounds on a back end, from `server`'s state onwards.
+
+    choose: from t = 0, 1, … to the participants. store: what clients keep from round to round.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        server: Server,
+        backend: Backend,
+        store: ClientStore,
+        choose: Callable[[int], list[int]],
+    ) -> None:
+        self.task, self.server, self.backend, self.store, self.choose = task, server, backend, store, choose
+        self.server.uniform = task.uniform
+        self.rows: list[Row] = []
+        self.safe: Callable[[], AbstractContextManager[None]] = nullcontext  # where a signal may strike
+        self._counters = server.counters
+
+    def run_round(self) -> Row:
+        """One round: schedule, pick, broadcast, train, combine, step, conclude, evaluate. Returns its metrics.
+
+        The server and the store change only after every update has arrived, so that a round which is interrupted
+        before that leaves both as they were.
+        """
+        start = time.perf_counter()
+        server, method = self.server, self.task.method
+        clients = self.choose(server.round)
+        server.round += 1
+        try:
+            server.lr = self._learning_rate()
+            server.origin = server.theta
+            broadcast = self._broadcast(server.theta)
+            tally, sums = Tally(), dict[str, TreeSum]()
+            updates = self._updates(broadcast, clients)
+            usable = _nonempty(self._tallied(updates, tally, sums))
+            owner = method.filling("combine")
+            with self.safe():
+                delta = owner[0].combine(server, usable) if owner else mean_update(usable)
+        except _NothingError:
+            server.round -= 1
+            self.store.forget_pending()
+            raise self._lost(clients, tally) from None
+        except BaseException:
+            server.round -= 1
+            self.store.forget_pending()
+            raise
+        self._apply(delta, tally, sums)
+        self.rows = tally.rows
+        return self._metrics(tally, broadcast, len(clients), start)
+
+    def _learning_rate(self) -> float:
+        server = self.server
+        lr = server.experiment.lr * server.experiment.lr_decay ** (server.round - 1)
+        for part in self.task.method.filling("schedule"):
+            lr = part.schedule(lr, server)
+        return lr
+
+    def _broadcast(self, theta: Tensor) -> Broadcast:
+        server = self.server
+        received = {part.name: part.broadcast(server) for part in self.task.method.filling("broadcast")}
+        return Broadcast(server.round, server.lr, theta, server.buffers, server.counters, received)
+
+    def _updates(self, broadcast: Broadcast, clients: list[int]) -> Iterator[Update]:
+        sizes = [1 if self.task.uniform else self.task.federation.size(i) for i in clients]
+        total = sum(sizes)
+        orders = (Order(i, n / total, self.store.get(i)) for i, n in zip(clients, sizes, strict=True))
+        return self.backend.train(broadcast, orders)
+
+    def _tallied(self, updates: Iterator[Update], tally: Tally, sums: dict[str, TreeSum]) -> Iterator[Update]:
+        """Let the usable updates through, summing on the way all that has one way of being summed."""
+        for update in updates:
+            if update.failure is not None:
+                tally.left_out.append((update.client, update.failure))
+                log.warning("round %d: client %d is left out: %s", self.server.round, update.client, update.failure)
+                continue
+            for name, tensor in _summable(update):
+                sums.setdefault(name, TreeSum()).add(tensor)
+            self._count(update, tally)
+            self.store.put(update.client, update.states)
+            yield update
+
+    def _count(self, update: Update, tally: Tally) -> None:
+        tally.rows.append(
+            {
+                "round": self.server.round,
+                "client": update.client,
+                "samples": update.samples,
+                "steps": update.steps,
+                "loss": update.loss,
+                "update_norm": update.delta.norm().item(),
+                "seconds": round(update.seconds, 6),
+            }
+        )
+        if update.samples > tally.largest:
+            tally.largest = update.samples
+            self._counters = update.counters.clone()
+        if not math.isnan(update.loss):
+            tally.loss += update.loss * update.samples
+            tally.samples += update.samples
+        tally.weight += update.samples
+        tally.steps += update.steps
+        sent = sum(t.numel() for state in update.sent.values() for t in state.values())
+        tally.floats_up = update.delta.numel() + update.buffers.numel() + sent
+
+    def _apply(self, delta: Tensor, tally: Tally, sums: dict[str, TreeSum]) -> None:
+        server, method = self.server, self.task.method
+        totals = {name: total.result() for name, total in sums.items()}
+        server.delta, server.participants = delta, len(tally.rows)
+        server.steps = tally.steps / len(tally.rows)
+        server.totals = {}
+        for name, total in totals.items():
+            if name and total is not None:
+                owner, tensor = name.split("/", 1)
+                server.totals.setdefault(owner, {})[tensor] = total
+        method.owner("step").step(server, delta)
+        buffers = totals.get("")
+        if buffers is not None:
+            server.buffers = (buffers / tally.weight).to(server.buffers.dtype)
+            server.counters = self._counters
+        for part in method.filling("conclude"):
+            part.conclude(server)
+        self.store.commit_round(server.round)
+
+    def _metrics(self, tally: Tally, broadcast: Broadcast, asked: int, start: float) -> Row:
+        server = self.server
+        score = self.evaluate() if self._due() else Score()
+        received = sum(t.numel() for state in broadcast.received.values() for t in state.values())
+        return {
+            "round": server.round,
+            "accuracy": score.accuracy,
+            "loss": score.mean_loss,
+            "train_loss": tally.loss / tally.samples if tally.samples else None,
+            "lr": server.lr,
+            "clients": len(tally.rows),
+            "left_out": len(tally.left_out),
+            "steps": int(tally.steps),
+            "floats_down": server.theta.numel() + server.buffers.numel() + received,
+            "floats_up": tally.floats_up,
+            "seconds": round(time.perf_counter() - start, 6),
+        }
+
+    def _due(self) -> bool:
+        server, every = self.server, self.server.experiment.evaluate_every
+        return server.round == server.rounds or (every > 0 and server.round % every == 0)
+
+    def evaluate(self) -> Score:
+        """Score the evaluated weights on the common test set (nothing, where there is none)."""
+        test = self.task.federation.test
+        if test is None:
+            return Score()
+        broadcast = self._broadcast_weights()
+        scores = self.backend.evaluate(broadcast, chunks_of(len(test), "test"))
+        return sum(scores, Score())
+
+    def _broadcast_weights(self) -> Broadcast:
+        server = self.server
+        return Broadcast(server.round, server.lr, evaluated_weights(self.task, server), server.buffers, server.counters)
+
+    def _lost(self, clients: list[int], tally: Tally) -> RoundLostError:
+        reasons = "; ".join(f"client {client}: {why}" for client, why in tally.left_out[:5])
+        return RoundLostError(
+            f"round {self.server.round + 1} is lost: none of its {len(clients)} clients returned a finite update "
+            f"({reasons}). A smaller lr, or clip, may help"
+        )
+
+
+class _NothingError(Exception):
+    pass
+
+
+def _nonempty(updates: Iterator[Update]) -> Iterator[Update]:
+    first = next(updates, None)
+    if first is None:
+        raise _NothingError
+    yield first
+    yield from updates
+
+
+def _summable(update: Update) -> Iterator[tuple[str, Tensor]]:
+    """Copies of what is summed over the clients besides the update: buffers by sample counts, sent tensors as such."""
+    if update.buffers.numel():
+        yield "", update.buffers.double() * update.samples
+    for part, state in update.sent.items():
+        for name, tensor in state.items():
+            yield f"{part}/{name}", tensor.clone()
+
+
+def evaluated_weights(task: Task, server: Server) -> Tensor:
+    """The weights that `Experiment.evaluated` names; the server's while there is no average yet."""
+    weights = task.evaluator.averaged(server) if task.evaluator else None
+    return server.theta if weights is None else weights
+
+
+def fresh_server(task: Task) -> Server:
+    """The server before the first round."""
+    model = task.model
+    return Server(
+        model.theta.clone(),
+        model.buffers.clone(),
+        model.counters.clone(),
+        task.experiment,
+        len(task.federation),
+    )
