@@ -124,6 +124,7 @@ class LocalLoop:
         self._fill = task.method.filling
         self._gradient = task.method.owner("gradient").gradient
         self._loss_sum, self._loss_count, self._step_loss = 0.0, 0, math.nan
+        local.full_gradient = self.full_gradient
 
     @property
     def mean_loss(self) -> float:
@@ -143,8 +144,8 @@ class LocalLoop:
             local.velocity = torch.zeros_like(local.theta) if experiment.momentum else None
         for x, y in self._batches(epochs):
             local.batch = Batch(x, ((1.0, y),))
-            for part in self._fill("mix"):
-                local.batch = part.mix(local, local.batch)
+            for part in self._fill("batch"):
+                local.batch = part.batch(local, local.batch)
             self._step_loss = math.nan
             self._gradient(local, self.evaluate)
             self._record(len(y))
@@ -169,6 +170,19 @@ class LocalLoop:
                 loss = loss if term is None else loss + term
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
+
+    def full_gradient(self, at: Tensor) -> Tensor:
+        """Gradient of the mean data loss over all of the client's samples at the weights `at`, without augmentation."""
+        local, task, count = self.local, self.task, len(self.samples)
+        total = torch.zeros_like(local.theta)
+        with local.model.loaded(at):
+            for chunk in torch.split(torch.arange(count), task.experiment.batch_size or count):
+                x, y = self.samples.batch(chunk)
+                local.grad.zero_()
+                output = forward(task, task.federation.preprocess(x, None, local.theta.dtype))
+                task.criterion(output, y).backward()  # type: ignore[no-untyped-call]
+                total.add_(local.grad, alpha=len(chunk) / count)
+        return total
 
     def _batches(self, epochs: int | None) -> Iterator[tuple[Any, Tensor]]:
         task, local, count = self.task, self.local, len(self.samples)

@@ -37,7 +37,7 @@ class Span:
 
 def unit(vector: Tensor) -> Tensor:
     """`vector` at Euclidean length one (the zero vector stays zero)."""
-    return vector / (torch.linalg.vector_norm(vector) + 1e-16)
+    return torch.div(vector, vector.norm().item() + 1e-16)
 
 
 class FlatModel:

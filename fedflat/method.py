@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedflat import calls, streams
+from fedflat import streams
 from fedflat.errors import InputError
 from fedflat.flat import FlatModel
 
@@ -40,6 +40,7 @@ class Local:
     round, client: where we are (rounds count from 1). rounds, clients: how many there are.
     lr: learning rate of the round. steps: local steps done so far. samples: n_i. uniform: plain means over clients.
     weight_decay: L2 of the optimiser, which a part may enlarge. velocity: the momentum buffer, zero when None.
+    pull: sum of the parts' proximal strengths. full_gradient: of the data loss at given weights, over all samples.
     batch: the current minibatch. branch: which trajectory of a method with several is being trained.
     """
 
@@ -66,6 +67,8 @@ class Local:
         self.lr, self.steps, self.branch, self.uniform = lr, 0, "global", uniform
         self.weight_decay: float = experiment.weight_decay
         self.velocity: Tensor | None = None
+        self.pull = 0.0
+        self.full_gradient: Callable[[Tensor], Tensor] = _no_gradient
         self.batch = Batch(None, ())
         self.states, self.sent = states, dict[str, State]()
         self._received, self._share, self._scratch = received, share, dict[str, dict[str, Any]]()
@@ -114,6 +117,10 @@ class Local:
             if not track_buffers:
                 self.model.buffers.copy_(buffers)
                 self.model.counters.copy_(counters)
+
+
+def _no_gradient(at: Tensor) -> Tensor:
+    raise NotImplementedError("only the local loop can compute gradients")
 
 
 class Server:
@@ -212,7 +219,7 @@ class Part:
         """Run the local loop, `fit(epochs=…, only=mask, branch=…)`, as often as the method needs. One owner."""
         fit()
 
-    def mix(self, local: Local, batch: Batch) -> Batch:
+    def batch(self, local: Local, batch: Batch) -> Batch:
         """Change the minibatch."""
         return batch
 
@@ -279,7 +286,7 @@ SLOTS = (
         "prepare",
         "begin",
         "train",
-        "mix",
+        "batch",
         "watch",
         "loss",
         "gradient",
@@ -318,14 +325,9 @@ class Method:
             return text
         if isinstance(text, Part):
             return cls([text])
-        from fedflat.parts import ALIASES, known_parts
+        from fedflat.parts import parse_parts
 
-        parts: list[Part] = []
-        for call in calls.parse_sum(text):
-            if call.name in ALIASES:
-                parts += ALIASES[call.name](call)
-            else:
-                parts.append(calls.build("method", call, known_parts()))
+        parts = parse_parts(text)
         # `fedavg` changes nothing and may come in through several aliases: one is as good as many.
         base = [part for part in parts if part.name == "fedavg"][:1]
         return cls([*base, *(part for part in parts if part.name != "fedavg")])

@@ -201,7 +201,7 @@ def make_task(
     federation.check(_outputs(task) if loss is None else None)
     for part in task.method.filling("check"):
         part.check(e, task.model)
-    _warn_server_lr(task)
+    _check_server_lr(task)
     return task
 
 
@@ -254,7 +254,7 @@ def _outputs(task: Task) -> int | None:
     return int(output.shape[1])
 
 
-def _warn_server_lr(task: Task) -> None:
+def _check_server_lr(task: Task) -> None:
     owner = task.method.owner("step")
     if owner.own_step and task.experiment.server_lr != 1.0:
         raise InputError(f"{owner.name} defines its own server step ({owner.own_step}): leave server_lr at 1")

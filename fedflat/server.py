@@ -17,42 +17,10 @@ from fedflat.client import Score, Task
 from fedflat.errors import RoundLostError
 from fedflat.method import Server, Update
 from fedflat.store import ClientStore
+from fedflat.sums import TreeSum
 
 log = logging.getLogger(__name__)
 Row = dict[str, Any]
-
-
-class TreeSum:
-    """Sum of tensors that arrive one by one, always added along the same binary tree.
-
-    The tree depends only on the positions, so a machine that holds an aligned block of 2^k terms can add them itself
-    and the result has the same bits. It also rounds less than a running sum. Holds at most log2(n) + 1 tensors.
-    """
-
-    def __init__(self) -> None:
-        self._stack: list[tuple[int, Tensor | None]] = []
-
-    def add(self, term: Tensor | None) -> None:
-        """Add a tensor, which is taken over and may be overwritten; None keeps the place of one that is missing."""
-        level = 0
-        while self._stack and self._stack[-1][0] == level:
-            term = _join(self._stack.pop()[1], term)
-            level += 1
-        self._stack.append((level, term))
-
-    def result(self) -> Tensor | None:
-        """The sum; None if there was nothing to add."""
-        total: Tensor | None = None
-        for _, term in reversed(self._stack):
-            total = _join(term, total)
-        self._stack = []
-        return total
-
-
-def _join(left: Tensor | None, right: Tensor | None) -> Tensor | None:
-    if left is None or right is None:
-        return right if left is None else left
-    return left.add_(right)
 
 
 def mean_update(updates: Iterable[Update]) -> Tensor:
@@ -61,9 +29,7 @@ def mean_update(updates: Iterable[Update]) -> Tensor:
     for update in updates:
         total.add(update.delta * update.weight)
         weight += update.weight
-    mean = total.result()
-    assert mean is not None
-    return mean.div_(weight)
+    return total.result().div_(weight)
 
 
 @dataclass
@@ -193,7 +159,7 @@ class RoundLoop:
         server.steps = tally.steps / len(tally.rows)
         server.totals = {}
         for name, total in totals.items():
-            if name and total is not None:
+            if name:
                 owner, tensor = name.split("/", 1)
                 server.totals.setdefault(owner, {})[tensor] = total
         method.owner("step").step(server, delta)

@@ -1,4 +1,4 @@
-"""What lasts: the state of clients, checkpoints, the run folder. Safetensors, JSON and TOML only; nothing is pickled."""
+"""What lasts: client state, checkpoints, the run folder. Safetensors, JSON and TOML only; nothing is pickled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data sets in their publishers' formats, partitioners, preprocessing; `load_federation` ties them together."""
+"""Data sets in publishers' formats, partitioners, preprocessing; `load_federation` ties them together."""
 
 from __future__ import annotations
 
@@ -7,21 +7,26 @@ from pathlib import Path
 from fedflat.calls import build, parse
 from fedflat.data.datasets import DATASETS
 from fedflat.data.federation import DatasetSamples, Federation, Samples, TensorSamples
-from fedflat.data.indices import Holdout, IndexSets, PooledClients
+from fedflat.data.indices import Holdout, PooledClients
 from fedflat.data.partition import PARTITIONS, divide
 from fedflat.data.preprocess import Preprocess
 from fedflat.data.recipes import recipe
+from fedflat.data.sources import SOURCES, data_root, fetch, locate
 from fedflat.errors import InputError
 
 __all__ = [
     "DATASETS",
     "PARTITIONS",
+    "SOURCES",
     "DatasetSamples",
     "Federation",
     "Preprocess",
     "Samples",
     "TensorSamples",
+    "data_root",
+    "fetch",
     "load_federation",
+    "locate",
     "recipe",
 ]
 

@@ -16,6 +16,9 @@ from fedflat.data.readers import Records, read_cifar_pickle, read_cifar_records,
 from fedflat.data.sources import IDX_FILES, fetch
 from fedflat.errors import DataError
 
+CIFAR10_RECORDS = [10_000] * 6
+CIFAR100_RECORDS = [50_000, 10_000]
+
 
 def digits(root: Path | None) -> Pool:
     """1797 handwritten digits of 8×8 pixels, values 0–16; embedded, nothing is downloaded.
@@ -42,20 +45,20 @@ def cifar10(root: Path | None) -> Pool:
         read = partial(read_cifar_pickle, keys=("labels",))
     else:
         names, read = [f"{name}.bin" for name in names], partial(read_cifar_records, heads=1)
-    parts = read_parts([folder / name for name in names], read, [10_000] * 6)
+    parts = read_parts([folder / name for name in names], read, CIFAR10_RECORDS)
     train = np.concatenate([x for _, x in parts[:5]]), np.concatenate([y[:, 0] for y, _ in parts[:5]])
     return make_pool(train, (parts[5][1], parts[5][0][:, 0]), 10, str(folder))
 
 
 def cifar100(root: Path | None) -> Pool:
-    """CIFAR-100: 50,000 + 10,000 colour images of 32×32 in 100 classes of 20 superclasses (Krizhevsky, 2009)."""
+    """CIFAR-100: 50,000 + 10,000 colour images of 32×32, 100 classes in 20 superclasses (Krizhevsky, 2009)."""
     folder = fetch("cifar100", root)
     if folder.name.endswith("-python"):
         paths = [folder / "train", folder / "test"]
-        parts = read_parts(paths, partial(read_cifar_pickle, keys=("coarse_labels", "fine_labels")), [50_000, 10_000])
+        parts = read_parts(paths, partial(read_cifar_pickle, keys=("coarse_labels", "fine_labels")), CIFAR100_RECORDS)
     else:
         paths = [folder / "train.bin", folder / "test.bin"]
-        parts = read_parts(paths, partial(read_cifar_records, heads=2), [50_000, 10_000])
+        parts = read_parts(paths, partial(read_cifar_records, heads=2), CIFAR100_RECORDS)
     (heads, x), (test_heads, test_x) = parts
     coarse = _coarse_of_fine(parts, str(folder))
     return make_pool((x, heads[:, 1]), (test_x, test_heads[:, 1]), 100, str(folder), coarse=coarse)
@@ -99,7 +102,10 @@ def _idx_pool(folder: Path, writers: np.ndarray | None = None) -> Pool:
 
 
 def tiny_imagenet(root: Path | None) -> Pool:
-    """Tiny-ImageNet: 100,000 + 10,000 colour images of 64×64 in 200 classes; the official validation set is the test set."""
+    """Tiny-ImageNet: 100,000 + 10,000 colour images of 64×64 in 200 classes.
+
+    The official validation set is the test set, since the official test set has no labels.
+    """
     folder = fetch("tiny_imagenet", root)
     train, test, classes = read_tiny_imagenet(folder)
     return make_pool(train, test, classes, str(folder))
@@ -116,7 +122,7 @@ def npz(root: Path | None, path: str) -> Pool:
     for name in ("y_train", "y_test"):
         if stored[name].dtype.kind not in "iu" or stored[name].ndim != 1:
             raise DataError(
-                f"{file}: {name} must be a vector of integers, it is {stored[name].dtype} {stored[name].shape}"
+                f"{file}: {name} must be a vector of integers, not {stored[name].dtype} {stored[name].shape}"
             )
     classes = 1 + max(int(stored[name].max(initial=0)) for name in ("y_train", "y_test"))
     train, test = ((_channels_first(stored[f"x_{s}"]), stored[f"y_{s}"]) for s in ("train", "test"))

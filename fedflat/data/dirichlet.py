@@ -25,13 +25,15 @@ def log_dirichlet(rng: np.random.Generator, concentration: np.ndarray) -> np.nda
     Gamma(a) is Gamma(a + 1) · U^(1/a) in law, which in logarithms never underflows.
     """
     gammas = np.log(rng.standard_gamma(concentration + 1.0))
-    return gammas + np.log1p(-rng.random(concentration.shape)) / concentration
+    draw: np.ndarray = gammas + np.log1p(-rng.random(concentration.shape)) / concentration
+    return draw
 
 
 def softmax(logs: np.ndarray) -> np.ndarray:
     """Normalised exponentials along the last axis; minus infinity stands for 0."""
-    weights = np.exp(logs - logs.max(axis=-1, keepdims=True))
-    return weights / weights.sum(axis=-1, keepdims=True)
+    weights: np.ndarray = np.exp(logs - logs.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    return weights
 
 
 def positive(name: str, value: float) -> float:
@@ -62,7 +64,7 @@ def _sizes(rng: np.random.Generator, total: int, clients: int, sigma: float) -> 
         return np.full(clients, total // clients)
     raw = rng.lognormal(np.log(total / clients), sigma, clients)
     ends = np.round(np.cumsum(raw) / raw.sum() * total).astype(np.int64)
-    sizes = np.maximum(np.diff(ends, prepend=0), 1)
+    sizes: np.ndarray = np.maximum(np.diff(ends, prepend=0), 1)
     while sizes.sum() > total:  # only after lifting empty clients to one sample
         sizes[sizes.argmax()] -= 1
     return sizes
@@ -158,8 +160,8 @@ def pam(
         raise PartitionError("pam: this data set has no coarse labels; use cifar100, or another partition")
     if size < 1 or clients * size > len(targets.labels):
         raise PartitionError(
-            f"pam: {clients} clients of size={size} need {clients * size} samples, there are {len(targets.labels)}; "
-            f"lower clients or size (size={max(1, len(targets.labels) // clients)} fits)"
+            f"pam: {clients} clients of size={size} need {clients * size} samples, "
+            f"there are {len(targets.labels)}; lower clients or size"
         )
     coarse, groups = targets.coarse, int(targets.coarse.max()) + 1
     over_coarse = np.full(groups, positive("pam: alpha", alpha))
@@ -173,7 +175,9 @@ def pam(
         def weights(alive: np.ndarray) -> np.ndarray:
             left = phi * alive
             mass = np.bincount(coarse, left, groups)[coarse]
-            return theta[coarse] * np.divide(left, mass, out=np.zeros_like(left), where=mass > 0)
+            within = np.divide(left, mass, out=np.zeros_like(left), where=mass > 0)
+            out: np.ndarray = theta[coarse] * within
+            return out
 
         return weights
 

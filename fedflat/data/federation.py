@@ -54,7 +54,7 @@ class Federation:
         self.preprocess = preprocess or Preprocess()
         self.test = None if test is None else as_samples(test, "the test set")
         self._train, self._client_tests, self._classes = train, client_tests, classes
-        self._sizes = sizes if sizes is not None else getattr(train, "sizes", None)
+        self._sizes = train.sizes if sizes is None and isinstance(train, PooledClients) else sizes
 
     def __len__(self) -> int:
         return len(self._train)
@@ -86,7 +86,7 @@ class Federation:
         """Number of classes: as given, or the largest label seen + 1."""
         if self._classes is not None:
             return self._classes
-        labels = [label for _, label in self._glances()] + ([] if self.test is None else [labels_of(self.test, LOOK)])
+        labels = [label for _, label in self._glances()] + ([] if self.test is None else [labels_of(self.test)])
         if any(label.is_floating_point() for label in labels):
             raise InputError(
                 "targets are not integers, so the number of classes is unknown; give Federation(classes=…)"
@@ -112,7 +112,7 @@ class Federation:
         return out
 
     def check(self, classes_out: int | None = None) -> None:
-        """Refuse an empty client, and a label that a model of `classes_out` outputs cannot have, naming the client.
+        """Refuse an empty client, and a label beyond a model's `classes_out` outputs, naming the client.
 
         Work is bounded: of a lazy sequence of clients the first thousand are read, of a map-style dataset
         some samples.
@@ -130,14 +130,15 @@ class Federation:
             wrong = labels[(labels != IGNORED) & ((labels < 0) | (labels >= classes_out))]
             if wrong.numel():
                 raise InputError(
-                    f"{name} has label {int(wrong[0])}, but the model has {classes_out} outputs (labels 0 … {classes_out - 1})"
+                    f"{name} has label {int(wrong[0])}, but the model has "
+                    f"{classes_out} outputs (labels 0 … {classes_out - 1})"
                 )
 
     def fingerprint(self) -> str:
-        """A short hash of sizes, shapes, types and some of the bytes: tells whether a resumed run meets other data."""
+        """A short hash of sizes, shapes, types and some of the bytes, to tell when data are others."""
         digest = hashlib.sha256(f"{len(self)} {self.preprocess}".encode())
         if self._sizes is not None:
-            digest.update(np.ascontiguousarray(np.asarray(self._sizes, dtype=np.int64)))
+            digest.update(np.asarray(self._sizes, dtype=np.int64).tobytes())
         for client in np.unique(np.linspace(0, len(self) - 1, 16).astype(int)).tolist():
             _digest_samples(digest, self.samples(client))
         if self.test is not None:
@@ -159,7 +160,7 @@ class Federation:
 
 
 def _digest_samples(digest: Any, samples: Samples) -> None:
-    """Add a few samples. A dataset may draw its inputs at random, so of those only lengths and labels count."""
+    """Add a few samples; of a dataset, which may draw its inputs at random, only length and labels."""
     digest.update(f"/{len(samples)}".encode())
     if len(samples) == 0:
         return

@@ -68,7 +68,7 @@ def read_class_folders(folder: Path, classes: Sequence[str], size: int) -> tuple
 def read_tiny_imagenet(
     folder: Path,
 ) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray], int]:
-    """Training and validation images of the official layout, and the number of classes; label = rank of the wnid."""
+    """Training and validation images and the number of classes; a label is the rank of its wnid."""
     wnids = sorted((folder / "wnids.txt").read_text().split())
     rank = {wnid: label for label, wnid in enumerate(wnids)}
     parts = [sorted((folder / "train" / wnid / "images").glob("*.JPEG")) for wnid in wnids]

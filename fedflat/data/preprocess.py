@@ -44,10 +44,11 @@ class Preprocess:
         pixels = x.permute(0, 2, 3, 1).contiguous()
         batch, height, width, channels = pixels.shape
         tables = _tables(self, height, width, channels, dtype)
-        if generator is not None and self.flip:
-            pixels = _mirror_some(pixels, torch.rand(batch, generator=generator) < self.flip)
-        if generator is not None and self.pad:
-            out = self._crop(pixels, generator, tables)
+        training = generator if batch else None  # an empty batch has nothing to draw for
+        if training is not None and self.flip:
+            pixels = _mirror_some(pixels, torch.rand(batch, generator=training) < self.flip)
+        if training is not None and self.pad:
+            out = self._crop(pixels, training, tables)
         else:
             out = pixels.view(batch * height, -1).to(dtype).mul_(tables.scale).add_(tables.shift)
         return out.view(batch, height, width, channels).permute(0, 3, 1, 2)
@@ -64,7 +65,7 @@ class Preprocess:
         padded[:, self.pad : self.pad + height, self.pad : self.pad + width] = pixels
         corner = torch.randint(2 * self.pad + 1, (2, batch), generator=generator)
         if self.crop < 1:
-            corner[:, torch.rand(batch, generator=generator) >= self.crop] = self.pad
+            corner = torch.where(torch.rand(batch, generator=generator) < self.crop, corner, self.pad)
         starts = (corner[0] * line + corner[1] * channels)[:, None] + tables.lines
         images = torch.arange(0, padded.numel(), padded[0].numel())[:, None]
         rows = _runs(padded, width * channels).index_select(0, (starts + images).view(-1))

@@ -1,4 +1,4 @@
-"""Readers of publishers' file formats. A damaged file is named, with what was expected and found; nothing is deleted."""
+"""Readers of publishers' file formats. A damaged file is named, with what was expected and found."""
 
 from __future__ import annotations
 
@@ -64,17 +64,17 @@ def _latin1(text: str, encoding: str = "latin1") -> bytes:
     return text.encode("latin1")
 
 
-# Asking an array how it would be pickled names NumPy's own constructors without importing its private modules.
+# Asking an array how it would be pickled gives NumPy's constructor without importing a private module.
 _ADMITTED: dict[tuple[str, str], Any] = {
     ("numpy", "ndarray"): np.ndarray,
     ("numpy", "dtype"): np.dtype,
     ("_codecs", "encode"): _latin1,
-    **{(f"numpy.{core}.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0] for core in ("core", "_core")},  # type: ignore[index]
+    **{(f"numpy.{core}.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0] for core in ("core", "_core")},
 }
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Admits arrays and plain containers; anything else that a pickle names is refused before it is looked up."""
+    """Admits arrays and plain containers; whatever else a pickle names is refused unseen."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _ADMITTED:
@@ -83,7 +83,7 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def load_plain_pickle(path: Path) -> Any:
-    """Unpickle numbers, text, bytes, lists, dictionaries and NumPy arrays; refuse a file that names anything else."""
+    """Unpickle plain values, containers and NumPy arrays; refuse a file that names anything else."""
     try:
         with path.open("rb") as file:
             return _PlainUnpickler(file, encoding="bytes").load()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -57,7 +56,7 @@ class TensorSamples:
 
 
 class DatasetSamples:
-    """A map-style dataset whose items are pairs `(x, y)`; batches are collated as PyTorch's `DataLoader` does."""
+    """A map-style dataset of pairs `(x, y)`; batches are collated as PyTorch's `DataLoader` does."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -72,7 +71,7 @@ class DatasetSamples:
 
 
 def as_samples(data: Any, where: str) -> Samples:
-    """Wrap what a user gives: a pair of tensors (or arrays), a map-style dataset, or something that is `Samples` already.
+    """Wrap what a user gives: a pair of tensors or arrays, a map-style dataset, or `Samples` already.
 
     where: what to call it in an error ("client 3", "the test set").
     """
@@ -80,21 +79,22 @@ def as_samples(data: Any, where: str) -> Samples:
         return data
     if isinstance(data, (tuple, list)) and len(data) == 2 and all(hasattr(part, "shape") for part in data):
         try:
-            return TensorSamples(torch.as_tensor(data[0]), torch.as_tensor(data[1]))
+            x, y = (torch.as_tensor(part) for part in data)
+            # Losses want class labels as int64, arrays often hold narrower ones.
+            return TensorSamples(x, y if y.is_floating_point() else y.to(torch.int64))
         except (InputError, TypeError) as error:
             raise InputError(f"{where}: {error}") from None
     if hasattr(data, "__len__") and hasattr(data, "__getitem__") and not isinstance(data, (str, dict)):
         return DatasetSamples(data)
     raise InputError(
-        f"{where}: expected a pair (x, y) of tensors or a map-style dataset of (x, y), got {type(data).__name__}"
+        f"{where}: expected a pair (x, y) of tensors or a map-style dataset of such pairs, got {type(data).__name__}"
     )
 
 
 def labels_of(samples: Samples, limit: int | None = None) -> Tensor:
-    """Targets of the samples; where they are not tensors, of the first `limit` of them only (all of them for None)."""
+    """Targets of the samples; where they are not in a tensor, of the first `limit` of them only."""
     if isinstance(samples, TensorSamples):
         return samples.labels
     count = len(samples) if limit is None else min(limit, len(samples))
-    steps = range(0, count, LOOK)
-    read: Callable[[int], Tensor] = lambda at: samples.batch(torch.arange(at, min(at + LOOK, count)))[1]  # noqa: E731
-    return torch.cat([read(at) for at in steps]) if count else torch.empty(0, dtype=torch.int64)
+    parts = torch.arange(count).split(LOOK) if count else ()
+    return torch.cat([samples.batch(part)[1] for part in parts]) if count else torch.empty(0, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""Where data sets lie on this machine, and how they get there: from the publisher, or from a package with the same bytes."""
+"""Where data sets lie on this machine, and how they get there: from the publisher, or from a package."""
 
 from __future__ import annotations
 
@@ -135,8 +135,9 @@ def fetch(name: str, root: str | Path | None = None, progress: Progress | None =
             failures.append(str(error))
     looked = " or ".join(str(base / folder) for folder in source.folders)
     raise DataError(
-        f"data set {name} is not here and could not be fetched. Looked for {looked}. Tried: {'; '.join(failures)}. "
-        f"Unpack {source.downloads[0].url} there by hand, or point --data-root or $FEDFLAT_DATA to where it lies"
+        f"data set {name} is not here and could not be fetched. Looked for {looked}. "
+        f"Tried: {'; '.join(failures)}. Unpack {source.downloads[0].url} there by hand, "
+        "or point --data-root or $FEDFLAT_DATA to where it lies"
     )
 
 

@@ -17,7 +17,7 @@ ATTEMPTS = 2000  # redraws before giving up; a division that is at all likely co
 def dirichlet_per_class(
     targets: Targets, clients: int, rng: np.random.Generator, alpha: float = 0.5, minimum: int = 10
 ) -> Split:
-    """Each class is dealt out by Dir(alpha · 1_N), clients that hold n/N samples already getting no more (paper 001).
+    """Each class is dealt out by Dir(alpha · 1_N), full clients (n/N samples) getting no more (paper 001).
 
     alpha: concentration of each client; small means few classes a client. minimum: samples the smallest
     client must have; everything is drawn again until it has. No sample is left over.
@@ -85,8 +85,8 @@ def _deal(
     total = len(targets.labels)
     if minimum * clients > total:
         raise PartitionError(
-            f"{name}: {clients} clients with a minimum={minimum} need {minimum * clients} samples, there are {total}; "
-            f"lower minimum (at most {total // clients}) or clients"
+            f"{name}: {clients} clients with a minimum={minimum} need {minimum * clients} samples, "
+            f"there are {total}; lower minimum (at most {total // clients}) or clients"
         )
     class_sizes = np.bincount(targets.labels, minlength=targets.classes)
     best = -1
@@ -97,8 +97,9 @@ def _deal(
             return _hand_out(rng, targets.by_class(rng), table)
         best = max(best, smallest)
     raise PartitionError(
-        f"{name}: in {ATTEMPTS} draws with alpha={alpha} some client always had fewer than minimum={minimum} samples "
-        f"(at best the smallest had {best}); raise alpha, or lower clients={clients} or minimum"
+        f"{name}: in {ATTEMPTS} draws with alpha={alpha} some client always had fewer than "
+        f"minimum={minimum} samples (at best the smallest had {best}); "
+        f"raise alpha, or lower clients={clients} or minimum"
     )
 
 
@@ -113,7 +114,7 @@ def _hand_out(rng: np.random.Generator, pools: list[np.ndarray], table: np.ndarr
 
 
 def _cut(shares: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Counts from cutting `sizes` samples at floor(cumulative share · size); the small term mends sums like 0.999…9."""
+    """Counts from cutting at floor(cumulative share · size); the small term mends sums like 0.999…9."""
     ends = np.floor(np.cumsum(shares, axis=-1) * sizes[..., None] + 1e-6).astype(np.int64)
     return np.diff(ends, axis=-1, prepend=0)
 

@@ -9,19 +9,40 @@ from collections.abc import Callable
 from functools import cache
 from importlib.metadata import entry_points
 
-from fedflat.calls import Call
+from fedflat import calls
 from fedflat.errors import InputError
 from fedflat.method import Part
+from fedflat.parts.adabest import AdaBest
+from fedflat.parts.const import Const
 from fedflat.parts.fedavg import FedAvg
+from fedflat.parts.feddc import FedDC
+from fedflat.parts.feddyn import FedDyn
+from fedflat.parts.fednova import FedNova
+from fedflat.parts.fedprox import FedProx
+from fedflat.parts.fedspeed import FedSpeed
+from fedflat.parts.keep_momentum import KeepMomentum
+from fedflat.parts.man import MAN
+from fedflat.parts.mofedsam import MoFedSAM
+from fedflat.parts.moon import Moon
+from fedflat.parts.sam import ASAM, SAM
+from fedflat.parts.scaffold import Scaffold
+from fedflat.parts.server_optimisers import FedAdagrad, FedAdam, FedAvgM, FedYogi
+from fedflat.parts.swa import SWA
 
-PARTS: tuple[type[Part], ...] = (FedAvg,)
-ALIASES: dict[str, Callable[[Call], list[Part]]] = {}
+PARTS: tuple[type[Part], ...] = (
+    *(FedAvg, FedProx, FedAvgM, FedAdam, FedAdagrad, FedYogi, Scaffold, FedDyn, FedDC, AdaBest, Moon, SAM, ASAM),
+    *(MoFedSAM, FedSpeed, FedNova, MAN, Const, SWA, KeepMomentum),
+)
+
+ALIASES: dict[str, type[Part]] = {"fedsam": SAM, "fedasam": ASAM, "fedconst": Const, "fedman": MAN}
+"""Famous names for `fedavg` plus one part, whose fields they take."""
+
 _registered: dict[str, type[Part]] = {}
 
 
 def register(part: type[Part]) -> type[Part]:
     """Make a part of your own known to method strings under its `name` (usable as a class decorator)."""
-    if part.name in {known.name for known in PARTS}:
+    if part.name in {known.name for known in PARTS} | ALIASES.keys():
         raise InputError(f"a part called {part.name!r} exists already; choose another name")
     _registered[part.name] = part
     return part
@@ -35,3 +56,14 @@ def _installed() -> dict[str, type[Part]]:
 def known_parts() -> dict[str, type[Part]]:
     """All parts by name: the package's own, installed ones and registered ones."""
     return {part.name: part for part in PARTS} | _installed() | _registered
+
+
+def parse_parts(text: str) -> list[Part]:
+    """The parts of a method string, famous names resolved."""
+    makers: dict[str, Callable[..., Part]] = {**known_parts(), **ALIASES}
+    parts: list[Part] = []
+    for call in calls.parse_sum(text):
+        parts.append(calls.build("method", call, makers))
+        if call.name in ALIASES:
+            parts.append(FedAvg())
+    return parts

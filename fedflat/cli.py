@@ -1,0 +1,137 @@
+"""The command line: `fedflat run`, `list`, `data`, `show`. Nothing heavy is imported before it is needed.
+
+A command is a module of `fedflat.commands` with `configure(parser)` and `execute(arguments) -> exit status`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from fedflat.commands.parser import Parser
+from fedflat.errors import ClientError, FedflatError, InputError, InterruptedRunError, UnknownNameError
+
+
+class Command(NamedTuple):
+    """Where a command lives, and what it is for in one line."""
+
+    module: str
+    about: str
+
+
+COMMANDS = {
+    "run": Command("run", "run an experiment, or go on with one that was interrupted"),
+    "list": Command("listing", "list the methods, models, data sets or partitions there are"),
+    "data": Command("data", "locate, fetch and look at data sets and how they are divided"),
+    "show": Command("show", "table and curves of runs, finished or not, in the terminal"),
+}
+EXAMPLES = """\
+examples:
+  fedflat run --data digits --model mlp --clients 20 --rounds 50
+  fedflat run experiment.toml --seed 1
+  fedflat list methods
+  fedflat data cifar10 --fetch
+  fedflat show runs/*
+
+`fedflat COMMAND --help` explains a command. Exit status: 0, 1 (the run failed), 2 (bad input), 130 (interrupted)."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit status. argv: the arguments, those of the process by default."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in given
+    _tolerate_narrow_encodings()
+    try:
+        with warnings_shown():
+            return _dispatch([word for word in given if word != "--debug"])
+    except SystemExit as leaving:  # argparse after --help
+        return int(leaving.code or 0)
+    except BrokenPipeError:  # the reader of a pipe, such as `head`, has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (Exception, KeyboardInterrupt) as error:
+        if debug and not isinstance(error, (InterruptedRunError, KeyboardInterrupt)):
+            traceback.print_exc()
+        status, line = describe(error)
+        sys.stderr.write(f"fedflat: {line}\n")
+        return status
+
+
+def _dispatch(words: list[str]) -> int:
+    parser = _top_parser()
+    if words and not words[0].startswith("-"):
+        name, *rest = words
+        if name not in COMMANDS:
+            raise UnknownNameError("command", name, COMMANDS)
+        command = importlib.import_module(f"fedflat.commands.{COMMANDS[name].module}")
+        own = Parser(prog=f"fedflat {name}", description=command.__doc__)
+        command.configure(own)
+        status: int = command.execute(own.parse(rest))
+        return status
+    if parser.parse(words).version:
+        from importlib.metadata import version
+
+        sys.stdout.write(f"fedflat {version('fedflat')}\n")
+        return 0
+    parser.print_help(sys.stderr)
+    return 2
+
+
+def _top_parser() -> Parser:
+    commands = "\n".join(f"  {name:6} {command.about}" for name, command in COMMANDS.items())
+    about = "Federated learning that generalises: every method a sum of small parts.\n\ncommands:\n" + commands
+    parser = Parser(prog="fedflat", usage="fedflat COMMAND …", description=about, epilog=EXAMPLES)
+    parser.add_argument("--version", action="store_true", help="show the version and exit")
+    return parser
+
+
+def describe(error: BaseException) -> tuple[int, str]:
+    """Exit status and one line for an error that reached the top."""
+    text = " ".join(str(error.args[0] if error.args else error).split())
+    if isinstance(error, (InterruptedRunError, KeyboardInterrupt)):
+        return 130, text or "interrupted"
+    if isinstance(error, InputError):
+        return 2, f"error: {text}"
+    if isinstance(error, ClientError):
+        return 1, f"error: {text} (--debug shows the traceback)"
+    if isinstance(error, FedflatError):
+        return 1, f"error: {text}"
+    if isinstance(error, OSError):
+        return 1, f"error: {error}"
+    return 1, f"error: unexpected {type(error).__name__}: {text} (a bug in fedflat? --debug shows the traceback)"
+
+
+class _Lines(logging.Handler):
+    """One line a message, to wherever stderr leads at that moment (a live display may have taken it over)."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write the line."""
+        text = " ".join(record.getMessage().split())
+        sys.stderr.write(f"fedflat: {record.levelname.lower()}: {text}\n")
+
+
+@contextlib.contextmanager
+def warnings_shown() -> Iterator[None]:
+    """Show the library's warnings on stderr, once each."""
+    logger, handler = logging.getLogger("fedflat"), _Lines(logging.WARNING)
+    before, logger.propagate = logger.propagate, False
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = before
+
+
+def _tolerate_narrow_encodings() -> None:
+    """Where a terminal cannot show a character, show a question mark rather than fail."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="replace")

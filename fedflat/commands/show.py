@@ -1,0 +1,29 @@
+"""Table and curves of runs in the terminal. A folder of runs stands for all the runs in it; they need not be finished."""
+
+from __future__ import annotations
+
+import argparse
+
+from fedflat.commands.parser import Parser
+
+
+def configure(parser: Parser) -> None:
+    """Add the options."""
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders")
+    parser.add_argument("--png", metavar="FILE.png", help="write the curves as a picture, too")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Print the table and the curves."""
+    from fedflat.report.records import read_records
+    from fedflat.report.terminal import charts, console, runs_table
+
+    records, out = read_records(arguments.runs), console()
+    out.print(runs_table(records))
+    out.print(charts(records, out.width))
+    if arguments.png:
+        from fedflat.report.figures import curves
+
+        out.print(f"picture: {curves(records, arguments.png)}", soft_wrap=True, highlight=False, markup=False)
+    return 0

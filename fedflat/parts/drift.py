@@ -1,0 +1,69 @@
+"""What the drift-correcting methods share: the sum of a client's past updates, and control variates."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedflat.method import Local, Part, Server
+
+
+def begin_pull(local: Local, part: Part, alpha: float, clip_split: bool) -> None:
+    """Prepare the pull of strength α_i = α/ω_i towards w − H_i.
+
+    clip_split: as published code does, leave α_i·w_k to the weight decay, where it is not clipped.
+    """
+    strength = alpha / local.share
+    local.scratch(part)["strength"] = strength
+    if clip_split:
+        local.weight_decay += strength
+
+
+def add_pull(local: Local, part: Part, clip_split: bool) -> None:
+    """g ← g + α_i (w_k − w + H_i)."""
+    pull = -local.origin if clip_split else local.theta - local.origin
+    past = local.state(part).get("h")
+    local.grad.add_(pull if past is None else pull.add_(past), alpha=local.scratch(part)["strength"])
+
+
+def remember_drift(local: Local, part: Part) -> None:
+    """H_i ← H_i + Δ_i."""
+    state, delta = local.state(part), local.theta - local.origin
+    state["h"] = state["h"] + delta if "h" in state else delta
+
+
+def step_with_drift(server: Server, part: Part, delta: Tensor) -> None:
+    """H̄ ← H̄ + (1/N) Σ_S Δ_i,  w ← mean_S y_i + H̄, where H̄ is the mean of H_i over all clients."""
+    state = server.state(part)
+    change = delta * (server.participants / server.clients)
+    state["h"] = state["h"] + change if "h" in state else change
+    server.theta = server.origin + delta + state["h"]
+
+
+def control(state: dict[str, Tensor], like: Tensor) -> Tensor:
+    """The control variate in `state`, zero at first."""
+    return state["c"] if "c" in state else torch.zeros_like(like)
+
+
+def refreshed_control(local: Local, own: Tensor, common: Tensor, weight: float) -> Tensor:
+    """c_i − c − Δ_i / (weight · lr): the mean direction that was applied; unchanged if there was no step."""
+    scale = weight * local.lr
+    return own - common - (local.theta - local.origin) / scale if scale > 0 else own
+
+
+def step_weights(steps: int, momentum: float = 0.0, nesterov: bool = False, shrink: float = 0.0) -> float:
+    """How many times a constant gradient ends up in the local update, in units of the learning rate.
+
+    shrink: lr · μ of a proximal pull.
+
+    >>> step_weights(3)
+    3.0
+    >>> step_weights(2, momentum=0.5)
+    2.5
+    """
+    total = velocity = 0.0
+    for _ in range(steps):
+        gradient = 1.0 - shrink * total
+        velocity = momentum * velocity + gradient
+        total += gradient + momentum * velocity if nesterov else velocity
+    return total

@@ -1,0 +1,89 @@
+"""MAN: minimise layer-wise activation norms (paper 000)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from fedflat.method import Local, Part
+
+RELUS = {F.relu, F.relu_, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_}
+
+
+@dataclass(frozen=True)
+class MAN(Part):
+    """Penalise the mean square of every hidden activation; by the paper's bound this flattens each layer's Hessian.
+
+    L ← L + ζ Σ_l m_l,  m_l the mean of a_l² over batch, channels and positions, a_l the output of the l-th ReLU
+
+    zeta: ζ, the true multiplier (the authors' flag is twice this); 0 is the base method.
+    Every ReLU counts, before pooling; the logits do not. Inside both passes of sharpness-aware gradients.
+    Keeps nothing; sends 1 down, 1 up.
+    """
+
+    zeta: float = 0.15
+
+    def __post_init__(self) -> None:
+        self.require(self.zeta >= 0, f"zeta must not be negative, got {self.zeta}")
+
+    def watch(self, local: Local) -> AbstractContextManager[Any]:
+        """Collect the mean squares of a forward pass."""
+        norms: list[Tensor] = []
+        local.scratch(self)["norms"] = norms
+        return WatchReLU(norms)
+
+    def loss(self, local: Local, output: object) -> Tensor | None:
+        """ζ times their sum."""
+        norms: list[Tensor] = local.scratch(self)["norms"]
+        return self.zeta * torch.stack(norms).sum() if norms and self.zeta > 0 else None
+
+
+class WatchReLU(TorchFunctionMode):
+    """While active, every ReLU, module or function, leaves the mean square of its output in `norms`."""
+
+    def __init__(self, norms: list[Tensor]) -> None:
+        super().__init__()
+        self.norms = norms
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Replace ReLUs, let the rest through."""
+        if func not in RELUS:
+            return func(*args, **(kwargs or {}))
+        activation, norm = ReLUWithNorm.apply(args[0])  # type: ignore[no-untyped-call]
+        self.norms.append(norm)
+        return activation
+
+
+class ReLUWithNorm(torch.autograd.Function):
+    """ReLU and the mean square of its output.
+
+    One pass backward serves both: where the ReLU is closed its output is 0, and so is the norm's gradient.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        """max(x, 0) and its mean square."""
+        activation = torch.relu(x)
+        ctx.save_for_backward(activation)
+        return activation, torch.linalg.vector_norm(activation, dtype=_wide(x)).square() / x.numel()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        """Gradient of both outputs."""
+        (activation,) = ctx.saved_tensors
+        inner = torch.ops.aten.threshold_backward(grads[0], activation, 0)
+        scaled: Tensor = inner.add_(activation, alpha=2 * grads[1].item() / activation.numel())
+        return scaled
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.float32 if x.dtype == torch.bfloat16 else x.dtype
