@@ -118,15 +118,13 @@ class _Lines(logging.Handler):
 
 @contextlib.contextmanager
 def warnings_shown() -> Iterator[None]:
-    """Show the library's warnings on stderr, once each."""
+    """Show the library's warnings on stderr, one line each."""
     logger, handler = logging.getLogger("fedflat"), _Lines(logging.WARNING)
-    before, logger.propagate = logger.propagate, False
     logger.addHandler(handler)
     try:
         yield
     finally:
         logger.removeHandler(handler)
-        logger.propagate = before
 
 
 def _tolerate_narrow_encodings() -> None:

@@ -1,1 +1,1 @@
-"""The commands of `fedflat`, one a module. Their top levels must not import torch, numpy or rich: `--help` reads them."""
+"""The commands of `fedflat`, one a module. `--help` reads them, so at their top they import nothing heavy."""

@@ -1,4 +1,7 @@
-"""Without a name: list the data sets and where they lie. With one: say where it lies, fetch it, or show how it is divided."""
+"""Without a name: list the data sets and where they lie.
+
+With a name: say where that one lies, fetch it, or show how it is divided among clients.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ def configure(parser: Parser) -> None:
     division = parser.add_argument_group("with --show")
     for name, metavar in zip(DIVISION, ("TEXT", "N", "N"), strict=True):
         spec = Experiment.__dataclass_fields__[name]
-        help = f"{spec.metadata['help']} ({spec.default})"
+        help = f"{spec.metadata['help']} [{spec.default}]"
         division.add_argument(f"--{name}", metavar=metavar, default=spec.default, help=help)
     division.add_argument("--out", metavar="FILE.png", help="where to write the picture")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
@@ -101,7 +104,9 @@ def _show(out: Any, arguments: argparse.Namespace) -> None:
     partition, clients, seed = (coerce(name, getattr(arguments, name)) for name in DIVISION)
     federation = load_federation(arguments.name, partition, clients, seed, arguments.data_root)
     counts, title = federation.counts(), f"{arguments.name}, {partition}, seed {seed}"
-    out.print(counts_table(counts, title))
+    facts = f"{len(counts)} clients, {counts.sum()} samples, {counts.shape[1]} classes"
+    out.print(f"{title}: {facts}", soft_wrap=True, markup=False)
+    out.print(counts_table(counts))
     out.print(counts_map(counts, out.width))
     path = Path(arguments.out or f"{slug(arguments.name)}-{slug(partition)}-n{clients}-s{seed}.png")
     out.print(f"picture: {partition_figure(counts, path, title)}", soft_wrap=True, highlight=False, markup=False)

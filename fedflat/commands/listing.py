@@ -38,7 +38,7 @@ def _methods() -> Iterable[Row]:
     from fedflat.parts import ALIASES, known_parts
 
     yield from (described(name, part) for name, part in known_parts().items())
-    yield from ((name, "", first_line(alias)) for name, alias in ALIASES.items())
+    yield from ((name, described(name, part)[1], f"fedavg+{part.name}") for name, part in ALIASES.items())
 
 
 def _models() -> Iterable[Row]:
@@ -68,7 +68,7 @@ KINDS: dict[str, Callable[[], Iterable[Row]]] = {
 
 
 def described(name: str, maker: Callable[..., Any], skip: int = 0) -> Row:
-    """Name, fields with defaults and first line of the docstring. skip: leading parameters that a user does not give."""
+    """Name, fields with defaults, first line of the docstring. skip: leading parameters that a user does not give."""
     parameters = list(inspect.signature(maker).parameters.values())[skip:]
     return name, ", ".join(map(_field, parameters)), first_line(maker)
 

@@ -19,6 +19,8 @@ from fedflat.experiment import Experiment, check_names, coerce, field_type, read
 
 if TYPE_CHECKING:
     from fedflat.callbacks import Callback
+    from fedflat.report.progress import Watcher
+    from fedflat.run import Run
 
 GROUPS = {  # by the field that opens the group
     "data": "data and clients",
@@ -34,7 +36,7 @@ IRRELEVANT = ("workers", "backend")  # fields that do not change the result
 
 def configure(parser: Parser) -> None:
     """Add a positional file, the options of the command and one option for every field of `Experiment`."""
-    parser.unknown = "field"
+    parser.unknown, parser.usage = "field", "fedflat run [FILE.toml] [--field value …]"
     parser.add_argument("file", nargs="?", metavar="FILE.toml", help="fields of the experiment")
     parser.add_argument("--out", metavar="DIR", help="run folder; named after the experiment, under runs/, by default")
     parser.add_argument("--data-root", metavar="DIR", help="where data sets lie; else $FEDFLAT_DATA or a cache folder")
@@ -50,7 +52,7 @@ def configure(parser: Parser) -> None:
 def _add_field(parser: Parser, group: Any, spec: Field[Any]) -> None:
     option, (kind, _) = f"--{spec.name.replace('_', '-')}", field_type(spec.name)
     default = "none" if spec.default is None else str(spec.default).lower() if kind is bool else spec.default
-    help = f"{spec.metadata['help']} ({default})".replace("%", "%%")
+    help = f"{spec.metadata['help']} [{default}]".replace("%", "%%")
     group.add_argument(option, dest=spec.name, default=argparse.SUPPRESS, metavar=METAVARS[kind], help=help)
     if kind is bool:
         parser.switches.add(option)
@@ -67,7 +69,7 @@ def experiment_of(arguments: argparse.Namespace) -> Experiment:
 def default_out(experiment: Experiment) -> Path:
     """A readable folder under `runs/` that belongs to this experiment alone.
 
-    The last part is a hash of the fields that differ from their defaults; those that cannot change a result don't count.
+    It ends in a hash of the fields that differ from their defaults; those that cannot change a result are left out.
     """
     changed = {
         spec.name: getattr(experiment, spec.name)
@@ -92,24 +94,29 @@ def execute(arguments: argparse.Namespace) -> int:
     from fedflat.run import run
 
     fetch_shown(parse(experiment.data).name, arguments.data_root)
-    watching = [] if arguments.quiet else _display(experiment, out)
-    result = run(experiment, out=out, root=arguments.data_root, progress=False, callbacks=watching)
+    options: dict[str, Any] = {"out": out, "root": arguments.data_root, "progress": False}
     if arguments.quiet:
+        run(experiment, **options)
         sys.stdout.write(f"{out}\n")
         return 0
-    from fedflat.report.records import record_of
-    from fedflat.report.terminal import console, result_table
-
-    console().print(result_table(record_of(result)))
+    heading, progress = _display()
+    _conclude(run(experiment, callbacks=[heading, progress], **options), heading)
     return 0
 
 
-def _display(experiment: Experiment, out: Path) -> list[Callback]:
-    """A live line in a terminal, a line now and then elsewhere."""
+def _display() -> tuple[Watcher, Callback]:
+    """A heading, and a live line in a terminal or a line now and then elsewhere."""
     from fedflat.callbacks import Progress
-    from fedflat.report.progress import PlainProgress
-    from fedflat.report.terminal import say
+    from fedflat.report.progress import Heading, PlainProgress
 
-    e = experiment
-    say(f"{e.method} on {e.data}, {e.partition}, {e.clients} clients, {e.model} → {out}")
-    return [Progress() if sys.stderr.isatty() else PlainProgress()]
+    return Heading(), Progress() if sys.stderr.isatty() else PlainProgress()
+
+
+def _conclude(result: Run, heading: Watcher) -> None:
+    """The table of what came out; a run that was found finished was never watched."""
+    from fedflat.report.records import record_of
+    from fedflat.report.terminal import console, result_table, say
+
+    if not heading.seen:
+        say(f"{result.out} holds this run, finished already; nothing was left to do")
+    console().print(result_table(record_of(result)))

@@ -1,4 +1,7 @@
-"""Table and curves of runs in the terminal. A folder of runs stands for all the runs in it; they need not be finished."""
+"""Table and curves of runs in the terminal.
+
+A folder of runs stands for all the runs in it. They need not be finished.
+"""
 
 from __future__ import annotations
 

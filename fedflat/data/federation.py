@@ -26,11 +26,11 @@ class Federation:
     """Clients' data in any form.
 
     train: one entry a client: a pair `(x, y)` of tensors, a map-style dataset of such pairs, or `Samples`.
-    Only `len()`
-        and `[i]` are used, so a lazy sequence may hold a million clients.
-    test: the common test set, in any of these forms. client_tests: one test set a client, likewise.
-    sizes: samples of every client, where asking each would be slow. classes: number of classes, where labels
-    do not tell.
+        Only `len()` and `[i]` are used, so a lazy sequence may hold a million clients.
+    test: the common test set, in any of these forms.
+    client_tests: one test set a client, likewise; None for a client without.
+    sizes: samples of every client, where asking each would be slow.
+    classes: number of classes, where labels do not tell.
     preprocess: from raw to model inputs; floating-point data pass unchanged by default.
     """
 

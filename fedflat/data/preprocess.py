@@ -50,7 +50,7 @@ class Preprocess:
         if training is not None and self.pad:
             out = self._crop(pixels, training, tables)
         else:
-            out = pixels.view(batch * height, -1).to(dtype).mul_(tables.scale).add_(tables.shift)
+            out = pixels.view(batch * height, width * channels).to(dtype).mul_(tables.scale).add_(tables.shift)
         return out.view(batch, height, width, channels).permute(0, 3, 1, 2)
 
     def _crop(self, pixels: Tensor, generator: torch.Generator, tables: _Tables) -> Tensor:

@@ -96,5 +96,5 @@ def labels_of(samples: Samples, limit: int | None = None) -> Tensor:
     if isinstance(samples, TensorSamples):
         return samples.labels
     count = len(samples) if limit is None else min(limit, len(samples))
-    parts = torch.arange(count).split(LOOK) if count else ()
-    return torch.cat([samples.batch(part)[1] for part in parts]) if count else torch.empty(0, dtype=torch.int64)
+    positions = [torch.arange(start, min(start + LOOK, count)) for start in range(0, count, LOOK)]
+    return torch.cat([samples.batch(part)[1] for part in positions] or [torch.empty(0, dtype=torch.int64)])

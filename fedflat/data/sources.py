@@ -134,10 +134,10 @@ def fetch(name: str, root: str | Path | None = None, progress: Progress | None =
         except (OSError, DataError, tarfile.TarError, zipfile.BadZipFile) as error:
             failures.append(str(error))
     looked = " or ".join(str(base / folder) for folder in source.folders)
+    files = ", ".join(download.url for download in source.downloads)
     raise DataError(
-        f"data set {name} is not here and could not be fetched. Looked for {looked}. "
-        f"Tried: {'; '.join(failures)}. Unpack {source.downloads[0].url} there by hand, "
-        "or point --data-root or $FEDFLAT_DATA to where it lies"
+        f"data set {name} is not here and could not be fetched. Looked for {looked}. Tried: {'; '.join(failures)}. "
+        f"By hand: put {files} there (archives unpacked), or point --data-root or $FEDFLAT_DATA to where it lies"
     )
 
 

@@ -11,7 +11,7 @@ from fedflat.data.indices import Split
 from fedflat.data.pool import Targets
 from fedflat.errors import PartitionError
 
-ATTEMPTS = 2000  # redraws before giving up; a division that is at all likely comes far sooner
+WORK = 40_000_000  # bounds the redraws to seconds; a division that is at all likely comes far sooner
 
 
 def dirichlet_per_class(
@@ -89,15 +89,15 @@ def _deal(
             f"there are {total}; lower minimum (at most {total // clients}) or clients"
         )
     class_sizes = np.bincount(targets.labels, minlength=targets.classes)
-    best = -1
-    for _ in range(ATTEMPTS):
+    best, attempts = -1, min(2000, max(100, WORK // (targets.classes * (clients + 500))))
+    for _ in range(attempts):
         table = draw(class_sizes)
         smallest = int(table.sum(axis=0).min())
         if smallest >= minimum:
             return _hand_out(rng, targets.by_class(rng), table)
         best = max(best, smallest)
     raise PartitionError(
-        f"{name}: in {ATTEMPTS} draws with alpha={alpha} some client always had fewer than "
+        f"{name}: in {attempts} draws with alpha={alpha} some client always had fewer than "
         f"minimum={minimum} samples (at best the smallest had {best}); "
         f"raise alpha, or lower clients={clients} or minimum"
     )
@@ -129,6 +129,8 @@ def _capped(rng: np.random.Generator, sizes: np.ndarray, clients: int, alpha: fl
     table = np.zeros((len(sizes), clients), dtype=np.int64)
     held = np.zeros(clients, dtype=np.int64)
     for label, size in enumerate(sizes):
+        if size == 0:
+            continue  # perhaps nobody has room any more, and nothing is left to deal out
         shares = softmax(np.where(held < cap, logs[label], -np.inf))
         table[label] = _cut(shares, np.array(size))
         held += table[label]

@@ -1,0 +1,69 @@
+# make demo    two methods on the embedded digits, in under two minutes
+# make test    lint, types and tests
+# Both create .venv if needed and install into it again only when pyproject.toml or constraints.txt change.
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check -qq
+
+# On Linux the ordinary build of torch brings several GB of CUDA; this index has the one without. Where it cannot be
+# reached pip goes on with the indexes it is configured for. TORCH_INDEX= leaves it out.
+ifeq ($(shell uname -s),Linux)
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+endif
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint format clean
+
+help:
+	@sed -n 's/^# \(make .*\)/\1/p' Makefile
+	@echo "make lint    what the tests check before they start"
+	@echo "make format  let ruff rewrite the layout of the code"
+	@echo "make clean   delete .venv, caches and runs/demo"
+
+demo: $(VENV)/.demo
+	@$(BIN)/python examples/demo.py
+
+test: lint
+	$(BIN)/python -m pytest -n auto
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+# The demo needs matplotlib of the report extra; the rest of that extra would take longer than the demo.
+$(VENV)/.demo: $(VENV)/.torch
+	@echo "installing fedflat and matplotlib …"
+	@$(PIP) install -c constraints.txt -e . 'matplotlib>=3.8'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.torch
+	@echo "installing fedflat with the dev extra …"
+	@$(PIP) install -c constraints.txt -e '.[dev]'
+	@touch $@
+
+$(VENV)/.torch: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing torch (some 200 MB) …"
+	@$(PIP) install --no-deps -c constraints.txt $(if $(TORCH_INDEX),--timeout 15 --retries 1 --extra-index-url $(TORCH_INDEX)) torch
+	@touch $@
+
+$(BIN)/python:
+	@command -v $(PYTHON) >/dev/null || { echo "fedflat needs Python 3.11 or newer, and there is no '$(PYTHON)' here:" \
+	  "install it, or name it: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "fedflat needs Python 3.11 or newer," \
+	  "and '$(PYTHON)' is $$($(PYTHON) -V 2>&1): name a newer one: make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "'$(PYTHON)' has no venv module with pip:" \
+	  "install it (Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }
+	@echo "creating $(VENV) …"
+	@$(PYTHON) -m venv $(VENV)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis runs/demo
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

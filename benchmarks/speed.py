@@ -1,0 +1,182 @@
+"""Throughput of a FedAvg round through `fedflat.run` against bare PyTorch loops, measured in turns in one run.
+
+    python benchmarks/speed.py [--repeats 5] [--rounds 4] [--only W1]
+
+W1 is `cnn64`, W2 `lenet5`: 100 clients of 500 CIFAR-shaped samples, 10 a round, 1 epoch, batch 50. The *naive* limit is
+two processes of one thread that run forward, backward and the SGD update on ready batches, contiguous float32; the
+*tuned* one does the same channels-last with an allocator that keeps its pages. A ratio above 1 is faster than that
+limit. The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import statistics
+import time
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+import fedflat
+from fedflat.backends.pool import available_cores, keep_pages
+from fedflat.data.preprocess import Preprocess
+from fedflat.data.recipes import recipe
+from fedflat.models import build_model
+
+MODELS = {"W1": "cnn64", "W2": "lenet5"}
+CLIENTS, PARTICIPANTS, SAMPLES, BATCH = 100, 10, 500, 50
+STEPS = PARTICIPANTS * SAMPLES // BATCH
+WORKERS = min(2, available_cores())
+
+
+def bare_loop(model: str, tuned: bool, pipe: Any) -> None:
+    """One process: answer every message by training so many steps on ready batches."""
+    torch.set_num_threads(1)
+    if tuned:
+        keep_pages()
+    module = build_model(model, (3, 32, 32), 10)
+    layout = torch.channels_last if tuned else torch.contiguous_format
+    module = module.to(memory_format=layout)
+    batches = [torch.randn(BATCH, 3, 32, 32).contiguous(memory_format=layout) for _ in range(10)]
+    labels = torch.randint(0, 10, (BATCH,))
+    parameters = list(module.parameters())
+    while (steps := pipe.recv()) is not None:
+        for step in range(steps):
+            loss = F.cross_entropy(module(batches[step % 10]), labels)
+            loss.backward()
+            with torch.no_grad():
+                for parameter in parameters:
+                    parameter.add_(parameter.grad, alpha=-0.01)
+                    parameter.grad = None
+        pipe.send(True)
+
+
+class Bare:
+    """Two such processes, as one contender."""
+
+    def __init__(self, model: str, tuned: bool) -> None:
+        context = multiprocessing.get_context("fork")
+        self.pipes, self.processes = [], []
+        for _ in range(WORKERS):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=bare_loop, args=(model, tuned, theirs), daemon=True)
+            process.start()
+            self.pipes.append(ours)
+            self.processes.append(process)
+
+    def seconds(self, rounds: int) -> float:
+        """Seconds a round."""
+        start = time.perf_counter()
+        for pipe in self.pipes:
+            pipe.send(rounds * STEPS // WORKERS)
+        for pipe in self.pipes:
+            pipe.recv()
+        return (time.perf_counter() - start) / rounds
+
+    def close(self) -> None:
+        """End the processes."""
+        for pipe, process in zip(self.pipes, self.processes, strict=True):
+            pipe.send(None)
+            process.join()
+
+
+class Clock(fedflat.Callback):
+    """When each round ended."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def round(self, run: fedflat.Run, metrics: Any) -> None:
+        """Note the time."""
+        self.times.append(time.perf_counter())
+
+
+class Fedflat:
+    """`fedflat.run` as a contender."""
+
+    def __init__(self, model: str, precision: str = "float32", augment: bool = False) -> None:
+        self.experiment = fedflat.Experiment(
+            model=model, participation=f"uniform({PARTICIPANTS})", local_epochs=1, batch_size=BATCH, lr=0.01,
+            weight_decay=0.0, clip=None, precision=precision, evaluate_every=0, workers=WORKERS,
+        )  # fmt: skip
+        x = torch.randint(0, 256, (CLIENTS * SAMPLES, 3, 32, 32), dtype=torch.uint8)
+        y = torch.randint(0, 10, (CLIENTS * SAMPLES,))
+        pairs = [(x[i : i + SAMPLES], y[i : i + SAMPLES]) for i in range(0, len(x), SAMPLES)]
+        preprocess: Preprocess = recipe("paper000" if augment else "none", "cifar10")
+        self.federation = fedflat.Federation(pairs, classes=10, preprocess=preprocess)
+
+    def seconds(self, rounds: int) -> float:
+        """Seconds a round, the first one left out."""
+        clock = Clock()
+        experiment = self.experiment.replace(rounds=rounds + 1)
+        fedflat.run(experiment, federation=self.federation, callbacks=[clock], progress=False)
+        return (clock.times[-1] - clock.times[0]) / rounds
+
+
+def contest(workload: str, repeats: int, rounds: int) -> dict[str, float]:
+    """Measure all contenders in turns; ratios are medians over the repeats of rivals measured next to each other."""
+    model = MODELS[workload]
+    rivals: dict[str, Any] = {
+        "naive": Bare(model, tuned=False),
+        "tuned": Bare(model, tuned=True),
+        "fedflat": Fedflat(model),
+        "augmented": Fedflat(model, augment=True),
+    }
+    if workload == "W1" and has_bfloat16():
+        rivals["bfloat16"] = Fedflat(model, precision="bfloat16")
+    for rival in rivals.values():
+        rival.seconds(1)
+    table: dict[str, list[float]] = {name: [] for name in rivals}
+    for _ in range(repeats):
+        for name, rival in rivals.items():
+            table[name].append(rival.seconds(rounds))
+        print(f"{workload}  " + "  ".join(f"{name} {values[-1]:.3f} s" for name, values in table.items()), flush=True)
+    for name in ("naive", "tuned"):
+        rivals[name].close()
+    return ratios(table)
+
+
+def ratios(table: dict[str, list[float]]) -> dict[str, float]:
+    """Speed of one contender over that of another, median over the repeats."""
+
+    def over(one: str, other: str) -> float:
+        pairs = zip(table[one], table[other], strict=True)
+        return round(statistics.median(theirs / ours for ours, theirs in pairs), 3)
+
+    found = {
+        "fedflat / naive": over("fedflat", "naive"),
+        "fedflat / tuned": over("fedflat", "tuned"),
+        "tuned / naive": over("tuned", "naive"),
+        "augmented / fedflat": over("augmented", "fedflat"),
+    }
+    if "bfloat16" in table:
+        found["bfloat16 / naive"] = over("bfloat16", "naive")
+    return found
+
+
+def has_bfloat16() -> bool:
+    """Whether this CPU computes in bfloat16 (elsewhere PyTorch emulates it, slower than float32)."""
+    capability = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    return bool(capability())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=4, help="rounds a measurement")
+    parser.add_argument("--only", choices=list(MODELS))
+    arguments = parser.parse_args()
+    found = {w: contest(w, arguments.repeats, arguments.rounds) for w in MODELS if arguments.only in (None, w)}
+    for workload, figures in found.items():
+        for name, value in figures.items():
+            print(f"{workload}  {name:22s} {value:.3f}")
+    if not has_bfloat16():
+        print("bfloat16 was not measured: this CPU has no kernels for it")
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Showing results: tables and plots in the terminal, pictures. `records` reads run folders without torch."""

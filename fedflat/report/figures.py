@@ -1,0 +1,93 @@
+"""Pictures of runs, with matplotlib. pyplot and its global state are left alone, so no screen is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedflat.errors import InputError
+from fedflat.report.records import Record, records_of
+
+if TYPE_CHECKING:
+    from fedflat.run import Run
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")  # Okabe and Ito's
+STYLES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (5, 1.5, 1.5, 1.5)))
+INK, QUIET, GRID = "#1f2933", "#5b6673", "#e8ebef"
+SMOOTH = 0.05  # share of the rounds in the moving average of a long curve
+LONG = 40  # evaluated rounds from which on a curve is smoothed
+
+
+def curves(runs: Iterable[Run | Record | str | Path], path: str | Path, title: str = "") -> Path:
+    """Draw accuracy and loss over the rounds to a file whose suffix names the format (.png, .svg, .pdf).
+
+    runs: runs, or run folders; unfinished ones too. A long curve is drawn twice: every round faintly, and a centred
+    moving average over 5 % of the rounds on top. Returns the path.
+    """
+    figure = _figure()
+    records = records_of(runs)
+    if not any(record.metrics for record in records):
+        raise InputError("there is nothing to draw: no round of these runs has ended yet")
+    left, right = figure.subplots(1, 2)
+    smoothed = [_panel(axes, records, name) for axes, name in ((left, "accuracy"), (right, "loss"))]
+    handles, names = left.get_legend_handles_labels()
+    columns = 1 if max(map(len, names), default=0) > 40 else min(len(names), 4) or 1
+    place = {"loc": "outside upper left", "ncols": columns, "frameon": False, "labelcolor": INK, "handlelength": 2.6}
+    figure.legend(handles, names, fontsize=10, title=title or None, alignment="left", **place)
+    if any(smoothed):
+        note = f"faint: every evaluated round; strong: moving average over {SMOOTH:.0%} of them"
+        figure.supxlabel(note, fontsize=8, color=QUIET, x=0.99, ha="right")
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=144)
+    return Path(path)
+
+
+def _figure() -> Any:
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise InputError("a picture needs matplotlib: pip install 'fedflat[report]'") from None
+    figure = Figure(figsize=(10, 4.4), layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _panel(axes: Any, records: Sequence[Record], name: str) -> bool:
+    """One metric of all runs. Returns whether a moving average was drawn."""
+    smoothed = False
+    for place, record in enumerate(records):
+        rounds, values = [x for x, _ in record.points(name)], [y for _, y in record.points(name)]
+        look = {"color": COLOURS[place % len(COLOURS)], "linestyle": STYLES[place % len(STYLES)]}
+        window = int(SMOOTH * len(values)) if len(values) >= LONG else 1
+        if window > 1:
+            axes.plot(rounds, values, color=look["color"], alpha=0.22, linewidth=0.9)
+            smoothed = True
+        axes.plot(rounds, moving_average(values, window), label=record.label, linewidth=1.9, **look)
+    _dress(axes, name)
+    return smoothed
+
+
+def moving_average(values: Sequence[float], window: int) -> list[float]:
+    """Mean over `window` values, as many before as after each; towards both ends over fewer, so that these stay put.
+
+    >>> moving_average([1.0, 2.0, 6.0, 1.0], 3)
+    [1.0, 3.0, 3.0, 1.0]
+    """
+    last = len(values) - 1
+    reaches = [min(window // 2, place, last - place) for place in range(len(values))]
+    parts = [values[place - reach : place + reach + 1] for place, reach in enumerate(reaches)]
+    return [sum(part) / len(part) for part in parts]
+
+
+def _dress(axes: Any, name: str) -> None:
+    """Keep the data in front: a light grid, no frame, small quiet labels."""
+    axes.set_title(name, loc="left", fontsize=11, color=INK, fontweight="bold")
+    axes.set_xlabel("round", color=QUIET, fontsize=9)
+    axes.grid(color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(length=0, labelsize=9, colors=QUIET)
+    axes.margins(x=0.01)
+    for spine in axes.spines.values():
+        spine.set_visible(False)

@@ -1,0 +1,146 @@
+"""Progress where `fedflat.callbacks.Progress` does not serve: without a terminal, of several runs, of downloads."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from fedflat.callbacks import Callback
+from fedflat.report.terminal import clock, console, say, shown_path
+
+if TYPE_CHECKING:
+    from fedflat.run import Run
+
+LINES = 10  # a run without a terminal writes about so many
+
+
+class Pace:
+    """Time left, judged by the rounds since this process took the run up."""
+
+    def __init__(self, run: Run) -> None:
+        self._first, self._began = len(run.metrics), time.monotonic()
+        self._rounds = run.experiment.rounds
+
+    def left(self, round: int) -> str:
+        """Time left after a round, as a clock."""
+        return clock((time.monotonic() - self._began) / (round - self._first) * (self._rounds - round))
+
+
+def scores(metrics: Mapping[str, Any]) -> str:
+    """Accuracy and loss of a round, where it has them."""
+    return "  ".join(f"{name} {metrics[name]:.4f}" for name in ("accuracy", "loss") if metrics[name] is not None)
+
+
+class Watcher(Callback):
+    """A display. seen: whether a run has started it; one that is found finished never does."""
+
+    seen = False
+
+    def start(self, run: Run) -> None:
+        """Take note."""
+        self.seen = True
+
+
+class Heading(Watcher):
+    """One line about what is run, once everything about it is known to be in order."""
+
+    def start(self, run: Run) -> None:
+        """Write the line."""
+        super().start(run)
+        e = run.experiment
+        where = f" → {shown_path(run.out)}" if run.out else ""
+        say(f"{e.method} on {e.data}, {e.partition}, {e.clients} clients, {e.model}{where}")
+
+
+class PlainProgress(Watcher):
+    """A line after the first round, after about every tenth of the rounds, and after the last."""
+
+    def __init__(self, label: str = "") -> None:
+        self._label = f"{label}: " if label else ""
+        self._tenth = -1
+
+    def start(self, run: Run) -> None:
+        """Say where a resumed run goes on."""
+        super().start(run)
+        self._pace, self._scores = Pace(run), ""
+        done, rounds = len(run.metrics), run.experiment.rounds
+        if done:
+            say(f"{self._label}{'going on after' if done < rounds else 'finished earlier,'} round {done} of {rounds}")
+
+    def round(self, run: Run, metrics: Mapping[str, Any]) -> None:
+        """Write a line if it is time for one."""
+        done, rounds = metrics["round"], run.experiment.rounds
+        self._scores = scores(metrics) or self._scores
+        if done * LINES // rounds > self._tenth:
+            self._tenth = done * LINES // rounds
+            say(f"{self._label}round {done}/{rounds}  {self._scores}  {self._pace.left(done)} left")
+
+
+class Board:
+    """Live bars of several runs, one below the other; plain lines where there is no terminal.
+
+    with Board() as board:
+        fedflat.run(experiment, progress=False, callbacks=[board.watch("fedavg", rounds=100)])
+    """
+
+    def __init__(self) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+        from rich.progress import Progress as Bars
+
+        self.bars = Bars(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[status]}"),
+            console=console(stderr=True),
+        )
+        self._live = self.bars.console.is_terminal
+
+    def __enter__(self) -> Board:
+        if self._live:
+            self.bars.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._live:
+            self.bars.stop()
+
+    def watch(self, label: str, rounds: int) -> Watcher:
+        """A callback that moves a new bar."""
+        if not self._live:
+            return PlainProgress(label)
+        return _Row(self, self.bars.add_task(label, total=rounds, status="[dim]waiting"))
+
+
+class _Row(Watcher):
+    """One bar of a board."""
+
+    def __init__(self, board: Board, task: Any) -> None:
+        self._board, self._task, self._scores = board, task, ""
+
+    def start(self, run: Run) -> None:
+        """Start the clock."""
+        super().start(run)
+        self._pace, done = Pace(run), len(run.metrics)
+        status = "finished earlier" if done >= run.experiment.rounds else ""
+        self._board.bars.update(self._task, completed=done, status=status)
+
+    def round(self, run: Run, metrics: Mapping[str, Any]) -> None:
+        """Move the bar."""
+        done = metrics["round"]
+        self._scores = scores(metrics) or self._scores
+        left = f"  [dim]{self._pace.left(done)} left" if done < run.experiment.rounds else ""
+        self._board.bars.update(self._task, completed=done, status=self._scores + left)
+
+
+@contextlib.contextmanager
+def download_bar(name: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr; yields what to call with bytes done and bytes in total (0 if unknown)."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(24), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=console(stderr=True)) as bar:
+        task = bar.add_task(f"fetching {name}", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total or None)

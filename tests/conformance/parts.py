@@ -1,0 +1,71 @@
+"""The one list of all parts: what every test that is about all of them goes through."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Listed:
+    """text: the part with values that matter on small problems. null: the form that is FedAvg bit for bit, if any.
+
+    uniform: the null form takes plain means. client, server: names of the tensors it keeps.
+    """
+
+    text: str
+    null: str | None = None
+    uniform: bool = False
+    client: tuple[str, ...] = ()
+    server: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.text.split("(")[0]
+
+    def __str__(self) -> str:
+        return self.text
+
+
+PARTS = (
+    Listed("fedavg", null="fedavg"),
+    Listed("fedprox(mu=0.2)", null="fedprox(mu=0.0)"),
+    Listed("fedavgm(beta=0.6)", null="fedavgm(beta=0.0)", server=("v",)),
+    Listed("fedadam", server=("m", "v")),
+    Listed("fedadam(v_init=0.0, bias_correction=True)", server=("m", "v")),
+    Listed("fedadagrad", server=("v",)),
+    Listed("fedyogi", server=("m", "v")),
+    Listed("scaffold", client=("c",), server=("c",)),
+    Listed("scaffold(option=1)", client=("c",), server=("c",)),
+    Listed("feddyn(alpha=0.2)", client=("h",), server=("h",)),
+    Listed("feddyn(alpha=0.2, clip_split=True)", client=("h",), server=("h",)),
+    Listed("feddc(alpha=0.2)", client=("c", "h"), server=("c", "h")),
+    Listed(
+        "adabest(beta=0.7, mu=0.2)",
+        null="adabest(beta=0.0, mu=0.0)",
+        uniform=True,
+        client=("h", "last"),
+        server=("mean",),
+    ),
+    Listed("moon(mu=1.0)", null="moon(mu=0.0)", client=("previous",)),
+    Listed("sam(rho=0.1)", null="sam(rho=0.0)"),
+    Listed("asam(rho=0.2, eta=0.2)", null="asam(rho=0.0)"),
+    Listed("mofedsam(beta=0.5, rho=0.1)", server=("m",)),
+    Listed("fedspeed(rho=0.1, alpha=0.2)", client=("h",), server=("h",)),
+    Listed("fedspeed(rho=0.1, alpha=0.2, mix=0.5, server='paper')", client=("h",)),
+    Listed("fednova"),
+    Listed("man(zeta=0.3)", null="man(zeta=0.0)"),
+    Listed("const", null="const(center=False, orthogonal=False)"),
+    Listed("const(mode='sphere')"),
+    Listed("swa(start=0.4, cycle=2, lr_min=0.01)", server=("average", "count")),
+    Listed("swa(start=0.4, cycle=2, lr_min=0.01, collect='cycle_end')", server=("average", "count")),
+)
+ALIASES = {
+    "fedsam(rho=0.1)": "fedavg+sam(rho=0.1)",
+    "fedasam(rho=0.2, eta=0.1)": "fedavg+asam(rho=0.2, eta=0.1)",
+    "fedconst(center=False)": "fedavg+const(center=False)",
+    "fedman(zeta=0.3)": "fedavg+man(zeta=0.3)",
+}
+GRADIENT = ("sam", "asam", "mofedsam", "fedspeed")
+"""Parts that make the gradient; two of them cannot be in one method."""
+STEP = ("fedavgm", "fedadam", "fedadagrad", "fedyogi", "feddyn", "feddc", "adabest", "fedspeed")
+"""Parts that own the server step."""
