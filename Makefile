@@ -7,12 +7,6 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -qq
 
-# On Linux the ordinary build of torch brings several GB of CUDA; this index has the one without. Where it cannot be
-# reached pip goes on with the indexes it is configured for. TORCH_INDEX= leaves it out.
-ifeq ($(shell uname -s),Linux)
-TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
-endif
-
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo test lint format clean
@@ -50,8 +44,8 @@ $(VENV)/.dev: $(VENV)/.torch
 	@touch $@
 
 $(VENV)/.torch: pyproject.toml constraints.txt | $(BIN)/python
-	@echo "installing torch (some 200 MB) …"
-	@$(PIP) install --no-deps -c constraints.txt $(if $(TORCH_INDEX),--timeout 15 --retries 1 --extra-index-url $(TORCH_INDEX)) torch
+	@echo "installing torch (some 200 MB; to spare several GB of CUDA point pip at an index of CPU builds) …"
+	@$(PIP) install --no-deps -c constraints.txt torch
 	@touch $@
 
 $(BIN)/python:

@@ -98,15 +98,28 @@ class Fedflat:
     """`fedflat.run` as a contender."""
 
     def __init__(self, model: str, precision: str = "float32", augment: bool = False) -> None:
-        self.experiment = fedflat.Experiment(
-            model=model, participation=f"uniform({PARTICIPANTS})", local_epochs=1, batch_size=BATCH, lr=0.01,
-            weight_decay=0.0, clip=None, precision=precision, evaluate_every=0, workers=WORKERS,
-        )  # fmt: skip
+        self.experiment = self.settings(model).replace(precision=precision)
         x = torch.randint(0, 256, (CLIENTS * SAMPLES, 3, 32, 32), dtype=torch.uint8)
+        x = x.contiguous(memory_format=torch.channels_last)  # as `load_federation` keeps images
         y = torch.randint(0, 10, (CLIENTS * SAMPLES,))
         pairs = [(x[i : i + SAMPLES], y[i : i + SAMPLES]) for i in range(0, len(x), SAMPLES)]
         preprocess: Preprocess = recipe("paper000" if augment else "none", "cifar10")
         self.federation = fedflat.Federation(pairs, classes=10, preprocess=preprocess)
+
+    @staticmethod
+    def settings(model: str) -> fedflat.Experiment:
+        """The experiment of W1 and W2."""
+        return fedflat.Experiment(
+            model=model,
+            participation=f"uniform({PARTICIPANTS})",
+            local_epochs=1,
+            batch_size=BATCH,
+            lr=0.01,
+            weight_decay=0.0,
+            clip=None,
+            evaluate_every=0,
+            workers=WORKERS,
+        )
 
     def seconds(self, rounds: int) -> float:
         """Seconds a round, the first one left out."""

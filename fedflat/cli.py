@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
-import os
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -50,10 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with warnings_shown():
             return _dispatch([word for word in given if word != "--debug"])
-    except SystemExit as leaving:  # argparse after --help
-        return int(leaving.code or 0)
-    except BrokenPipeError:  # the reader of a pipe, such as `head`, has gone
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except SystemExit:  # argparse after --help; rich when the reader of a pipe, such as `head`, has gone
         return 0
     except (Exception, KeyboardInterrupt) as error:
         if debug and not isinstance(error, (InterruptedRunError, KeyboardInterrupt)):

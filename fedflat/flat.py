@@ -83,9 +83,7 @@ class FlatModel:
         for name in filter(None, self._names.values()):
             self.submodule(name)
         self.captured: Tensor | None = None
-        # float64 convolutions have no channels-last kernel, so the layout would only cost copies there.
-        images = any(isinstance(m, nn.Conv2d) for m in self.module.modules())
-        self._channels_last = images and dtype != torch.float64
+        self._channels_last = dtype != torch.float64 and _gains_from_channels_last(self.module)
 
     def _flatten_buffers(self, floating: bool, empty: torch.dtype) -> Tensor:
         owners = [
@@ -190,6 +188,11 @@ class FlatModel:
                         buffer.copy_(flat[position : position + buffer.numel()].view(buffer.shape))
                         position += buffer.numel()
         return module.eval()
+
+
+def _gains_from_channels_last(module: nn.Module) -> bool:
+    """Whether the layout pays: thin convolutions only pay for the conversion (float64 ones have no such kernel)."""
+    return any(isinstance(m, nn.Conv2d) and m.in_channels >= 32 for m in module.modules())
 
 
 def _spans(named: list[tuple[str, tuple[int, ...]]]) -> list[Span]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,12 +37,12 @@ class MAN(Part):
         """Collect the mean squares of a forward pass."""
         norms: list[Tensor] = []
         local.scratch(self)["norms"] = norms
-        return WatchReLU(norms)
+        return WatchReLU(norms) if self.zeta > 0 else nullcontext()
 
     def loss(self, local: Local, output: object) -> Tensor | None:
         """ζ times their sum."""
         norms: list[Tensor] = local.scratch(self)["norms"]
-        return self.zeta * torch.stack(norms).sum() if norms and self.zeta > 0 else None
+        return self.zeta * torch.stack(norms).sum() if norms else None
 
 
 class WatchReLU(TorchFunctionMode):

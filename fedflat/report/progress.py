@@ -141,6 +141,6 @@ def download_bar(name: str) -> Iterator[Callable[[int, int], None]]:
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(24), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=console(stderr=True)) as bar:
+    with Progress(*columns, TimeRemainingColumn(), console=console(stderr=True), transient=True) as bar:
         task = bar.add_task(f"fetching {name}", total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total or None)

@@ -10,7 +10,7 @@ from string import ascii_lowercase
 from typing import TYPE_CHECKING, Any
 
 from fedflat.report.chart import Curve, chart
-from fedflat.report.records import Record
+from fedflat.report.records import TAIL, Record
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -93,8 +93,9 @@ def shown_path(path: Path) -> Path:
 
 def runs_table(records: Sequence[Record]) -> Table:
     """One row a run: rounds, last, best and tail average of the accuracy, seconds a round."""
-    heads = ("", "run", "rounds", "last", "best", "in round", "tail 10 %", "s/round")
+    heads = ("", "run", "rounds", "last", "best", "at", "tail", "s/round")
     table = plain_table(heads, [], numbers=range(2, len(heads)))
+    table.caption, table.caption_justify = f"tail: mean over the last {TAIL:.0%} of the rounds", "left"
     for place, record in enumerate(records):
         table.add_row(*_run_row(place, record))
     return table

@@ -136,12 +136,12 @@ def asam(rho: float, eta: float, is_weight: Array) -> Rule:
     return rule
 
 
-def lookahead(rho: float, mix: float) -> Rule:
+def lookahead(rho: float, mix: float, normalised: bool = True) -> Rule:
     """FedSpeed's mixture of the gradient here and the gradient a step uphill."""
 
     def rule(f: Gradient, w: Array) -> Array:
         g = f(w)
-        return (1 - mix) * g + mix * f(w + rho * g / (np.linalg.norm(g) + 1e-16))
+        return (1 - mix) * g + mix * f(w + rho * g / (np.linalg.norm(g) + 1e-16 if normalised else 1))
 
     return rule
 
@@ -447,7 +447,7 @@ def kept(world: World, **arrays: Array) -> dict[int, dict[str, Array]]:
     return {i: {name: array[i] for name, array in arrays.items()} for i in seen}
 
 
-def scaffold(world: World, option: int = 2) -> Result:
+def scaffold(world: World, option: int = 2, momentum_corrected: bool = False) -> Result:
     w, c, own, sent = world.start, np.zeros_like(world.start), zeros_for_all(world), []
     for t, chosen in enumerate(world.participants):
         sent.append(w)
@@ -455,6 +455,8 @@ def scaffold(world: World, option: int = 2) -> Result:
         for i in chosen:
             y, steps = descend(world, t, i, w, lambda g, at, c=c, i=i, own=own: g + c - own[i])
             delta[i] = y - w
+            if momentum_corrected:
+                steps = step_weight(steps, world.momentum, world.nesterov)
             new[i] = world.loss_gradient(i, w) if option == 1 else own[i] - c - delta[i] / (steps * world.lr_in(t))
         w = w + world.server_lr * world.mean(chosen, delta, uniform=True)
         c, own = c + (new - own).sum(0) / world.clients, new
@@ -519,14 +521,16 @@ def feddc(world: World, alpha: float, gradient_term: bool = True, drift_term: bo
     return Result(w, [*sent, w], {"h": drift.mean(0), "c": c}, kept(world, h=drift, c=own))
 
 
-def adabest(world: World, beta: float, mu: float) -> Result:
+def adabest(world: World, beta: float, mu: float | Array) -> Result:
+    """μ may differ from client to client."""
+    mus = np.broadcast_to(mu, world.clients)
     w, mean, h, sent = world.start, world.start, zeros_for_all(world), []
     last: dict[int, int] = {}
     for t, chosen in enumerate(world.participants):
         sent.append(w)
         ends = {i: descend(world, t, i, w, lambda g, at, i=i: g - h[i])[0] for i in chosen}
         for i in chosen:
-            h[i] = (h[i] / (t - last[i]) if i in last else 0.0) + mu * (w - ends[i])
+            h[i] = (h[i] / (t - last[i]) if i in last else 0.0) + mus[i] * (w - ends[i])
             last[i] = t
         old, mean = mean, world.mean(chosen, ends, uniform=True)
         w = mean + beta * (mean - old)
@@ -535,9 +539,15 @@ def adabest(world: World, beta: float, mu: float) -> Result:
 
 
 def fedspeed(
-    world: World, rho: float, alpha: float, mix: float = 1.0, clip_split: bool = False, server: str = "code"
+    world: World,
+    rho: float,
+    alpha: float,
+    mix: float = 1.0,
+    clip_split: bool = False,
+    server: str = "code",
+    normalised: bool = True,
 ) -> Result:
-    world = world.but(rule=lookahead(rho, mix))
+    world = world.but(rule=lookahead(rho, mix, normalised))
     if server == "code":
         return feddyn(world, alpha, clip_split)
     w, drift, sent = world.start, zeros_for_all(world), []

@@ -66,7 +66,7 @@ NEURAL: dict[str, Reference] = {
     "const+fedavgm(beta=0.5)": lambda w: ref.fedavgm(w.but(constraint=ref.projected(w.net.channels)), 0.5),
     "sam(rho=0.1)+fedadam": lambda w: ref.adaptive(w.but(rule=ref.sam(0.1)), "adam", 0.9, 0.99, 0.1),
 }
-TAKES_SERVER_LR = ("fedavg", "fedprox", "fedadam", "fedyogi", "fedadagrad", "scaffold", "sam", "mofedsam", "const")
+OWN_SERVER_STEP = ("feddyn", "feddc", "adabest", "fedspeed")
 
 
 def part_of(method: str) -> str:
@@ -90,10 +90,30 @@ def test_a_method_follows_its_formula_on_a_network(method: str, regime: str) -> 
     assert_agrees(run_library(world, method), NEURAL[method](world), part_of(method))
 
 
-@pytest.mark.parametrize("method", [m for m in QUADRATIC if m.split("(")[0] in TAKES_SERVER_LR])
+@pytest.mark.parametrize("method", [m for m in QUADRATIC if m.split("(")[0] not in OWN_SERVER_STEP])
 def test_the_server_learning_rate_multiplies_the_server_step(method: str) -> None:
     world = make_world(NET, **REGIMES["minibatches, unequal sizes, some take part, lr decays"], server_lr=0.6)
     assert_agrees(run_library(world, method), QUADRATIC[method](world), part_of(method))
+
+
+VARIANTS: dict[str, Reference] = {
+    "scaffold(momentum_corrected=True)": lambda w: ref.scaffold(w, momentum_corrected=True),
+    "asam(rho=0.4, eta=0.0, all_tensors=True)": lambda w: ref.fedavg(w.but(rule=ref.asam(0.4, 0.0, True))),
+    "fedspeed(rho=0.1, alpha=0.2, normalised=False)": lambda w: ref.fedspeed(w, 0.1, 0.2, normalised=False),
+}
+
+
+@pytest.mark.parametrize("regime", REGIMES)
+@pytest.mark.parametrize("method", VARIANTS)
+def test_a_named_alternative_follows_its_formula(method: str, regime: str) -> None:
+    world = make_world(NET, **REGIMES[regime])
+    assert_agrees(run_library(world, method), VARIANTS[method](world), part_of(method))
+
+
+def test_adabests_mu_may_be_scaled_by_the_share_of_the_data_in_a_batch() -> None:
+    world = make_world(NET, **REGIMES["minibatches, unequal sizes, some take part, lr decays"])
+    expected = ref.adabest(world, 0.7, 0.3 * world.batch * world.epochs / world.sizes)
+    assert_agrees(run_library(world, "adabest(beta=0.7, mu=0.3, mu_scaling='fedsim')"), expected, "adabest")
 
 
 @pytest.mark.parametrize("uniform", [True, False])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedflat import Local, Part, register
 from fedflat.run import Run
 
 from . import reference as ref
@@ -489,6 +491,22 @@ def test_mofedsams_momentum_of_one_client_and_one_step_is_a_moving_average_of_gr
     assert_close(run_library(world, f"mofedsam(beta={beta}, rho=0.0)").server_state["mofedsam"]["m"], m)
 
 
+# ---- buffers ----
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["sam(rho=0.3)", "asam(rho=0.3)", "mofedsam", "fedspeed(rho=0.3)", "moon(mu=1.0)", "man", "scaffold(option=1)"],
+)
+def test_further_passes_leave_running_statistics_alone(method: str) -> None:
+    world = make_world(Mlp(3, 5, 2), **(HARD | {"batch": 0}), lr=0.0)
+    torch.manual_seed(1)
+    net = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 2))
+    left, right = (r.model.state_dict() for r in both(world, method, "fedavg", module=net))
+    assert not torch.equal(left["1.running_mean"], torch.zeros(5, dtype=torch.float64))
+    assert all(torch.equal(left[name], right[name]) for name in left)
+
+
 # ---- MAN and MOON ----
 
 
@@ -512,6 +530,42 @@ def test_doubling_the_input_of_a_bias_free_relu_net_multiplies_man_by_four() -> 
     )
     assert np.linalg.norm(once) > 0
     assert_close(fourfold, 4 * once)
+
+
+@register
+@dataclass(frozen=True)
+class Overheard(Part):
+    """Takes the plain gradient and notes the loss it is the gradient of."""
+
+    losses: ClassVar[list[float]] = []
+
+    def gradient(self, local: Local, evaluate: Callable[[], Tensor]) -> None:
+        self.losses.append(evaluate().item())
+
+
+def losses(world: World, method: str, **changes: Any) -> list[float]:
+    Overheard.losses.clear()
+    run_library(world, f"{method}+overheard", **changes)
+    return list(Overheard.losses)
+
+
+def test_man_adds_zeta_times_the_mean_square_of_the_hidden_activations_to_the_loss() -> None:
+    world = make_world(Mlp(3, 5, 2), **ONE, steps=1)
+    features = world.net.features(world.start, world.data[0][0])
+    assert losses(world, "man(zeta=0.5)", loss=silent) == pytest.approx([0.5 * np.mean(features**2)], rel=1e-12)
+    constant = world.start.copy()
+    constant[:15], constant[15:20] = 0.0, 0.8
+    assert losses(world.but(start=constant), "man(zeta=0.5)", loss=silent) == pytest.approx([0.5 * 0.8**2], rel=1e-12)
+
+
+def test_moon_adds_mu_times_the_contrast_between_received_and_last_features_to_the_loss() -> None:
+    world, mu, temperature = make_world(Mlp(3, 5, 2), sizes=(6,), participants=((0,), (0,)), steps=2), 2.0, 0.4
+    sent = path(world, "moon(mu=2.0, temperature=0.4)")
+    x, y = world.data[0]
+    data = 0.5 * np.mean(np.sum((world.net.output(sent[1], x) - y) ** 2, axis=1))
+    # one client: the received model is its own last one, so the two cosines are the same and the contrast is log 2
+    values = losses(world, f"moon(mu={mu}, temperature={temperature})")
+    assert values[2] == pytest.approx(data + mu * np.log(2), rel=1e-12)
 
 
 def test_man_leaves_the_last_layer_alone() -> None:
@@ -541,10 +595,20 @@ class Calling(nn.Module):
         return self.last(self.relu(self.first(x)))
 
 
+def in_place(x: Tensor) -> Tensor:
+    """Changes its argument and returns it by another name."""
+    x.relu_()
+    return x
+
+
+def by_keyword(x: Tensor) -> Tensor:
+    return torch.relu(input=x)
+
+
 @pytest.mark.parametrize(
     "relu",
-    [nn.ReLU(), nn.ReLU(inplace=True), F.relu, torch.relu, Tensor.relu, torch.relu_],
-    ids=["module", "in-place module", "F.relu", "torch.relu", "method", "torch.relu_"],
+    [nn.ReLU(), nn.ReLU(inplace=True), F.relu, torch.relu, Tensor.relu, torch.relu_, in_place, by_keyword],
+    ids=["module", "in-place module", "F.relu", "torch.relu", "method", "torch.relu_", "in place", "by keyword"],
 )
 @pytest.mark.parametrize("ascent", ["", "+sam(rho=0.1)"])
 def test_man_sees_every_guise_of_relu(relu: Callable[[Tensor], Tensor], ascent: str) -> None:
@@ -615,8 +679,22 @@ def test_swa_never_feeds_back_and_is_evaluated_only_from_its_start() -> None:
             seen.append(torch.equal(run.weights, run.server_weights))
 
     run_library(world, "swa(start=0.5, cycle=2, lr_min=0.01)", callbacks=[Compare()])
-    assert seen[:5] == [True] * 5
-    assert not any(seen[8:])
+    assert seen == [True] * 5 + [False] * 5
+
+
+def test_swa_evaluates_the_model_it_began_with_until_it_has_collected_one() -> None:
+    world = make_world(participants=PARTIAL)
+    seen: list[Array] = []
+
+    class Note(Trajectory):
+        def round(self, run: Run, metrics: Any) -> None:
+            seen.append(run.weights.numpy())
+
+    run_library(world, "swa(start=0.4, cycle=2, lr_min=0.01)", callbacks=[Note()])
+    sent = path(world, "swa(start=0.4, cycle=2, lr_min=0.01)")
+    assert np.array_equal(seen[2], sent[2])
+    assert np.array_equal(seen[3], sent[2])
+    assert_close(seen[4], sent[5], 1e-15)
 
 
 def test_algorithm_1s_counter_would_keep_three_quarters_on_the_start_copy() -> None:
@@ -728,6 +806,14 @@ def test_the_sphere_puts_every_channel_at_norm_root_two_with_mean_zero() -> None
     rows = channel_rows(weights_of(run_library(world, "const(mode='sphere')")), world.net)
     assert np.allclose(np.linalg.norm(rows, axis=1), np.sqrt(2), rtol=1e-12)
     assert np.abs(rows.sum(1)).max() <= 1e-12
+
+
+def test_const_may_start_from_centred_channels_of_norm_root_two() -> None:
+    world = make_world(**(CONST_WORLD | {"lr": 0.0}))
+    rows = channel_rows(weights_of(run_library(world, "const(init=True)")), world.net)
+    start = channel_rows(world.start, world.net)
+    centred = start - start.mean(1, keepdims=True)
+    assert_close(rows, np.sqrt(2) * centred / np.linalg.norm(centred, axis=1, keepdims=True))
 
 
 @pytest.mark.parametrize("mode", ["linear", "sphere"])
