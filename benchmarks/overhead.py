@@ -78,9 +78,7 @@ def main() -> None:
     memory = {method: round(kept(arguments.model, method, federation), 4) for method in methods}
     for method in methods:
         limit, sizes = METHODS.get(method, (float("nan"), float("nan")))
-        print(
-            f"{method:10s} {ratios[method]:6.3f} × fedavg (limit {limit})   keeps {memory[method]} models (spec {sizes})"
-        )
+        print(f"{method:10s} {ratios[method]:6.3f} × fedavg (limit {limit})  keeps {memory[method]} (spec {sizes})")
     print(json.dumps({"ratio to fedavg": ratios, "models kept by a client": memory}))
 
 

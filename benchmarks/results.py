@@ -200,7 +200,8 @@ def main() -> None:
     if arguments.work:
         key = tuple(arguments.work)
         chain = next(c for c in chains(cells) if (c[0].table, c[0].row, str(c[0].seed)) == key)
-        return work(chain, arguments.out, arguments.data_root)
+        work(chain, arguments.out, arguments.data_root)
+        return
     with ThreadPoolExecutor(arguments.jobs) as pool:
         watch(cells, [pool.submit(execute, chain, arguments) for chain in chains(cells)], arguments.out)
     found = {name: table(group, arguments.out) for name, group in groups.items() if group[0] in cells}

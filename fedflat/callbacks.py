@@ -59,12 +59,11 @@ class Progress(Callback):
 
     def round(self, run: Run, metrics: Mapping[str, Any]) -> None:
         """Advance it."""
-        if metrics["accuracy"] is not None:
-            self._scores = f"accuracy {metrics['accuracy']:.4f}"
-        elif metrics["loss"] is not None:
-            self._scores = f"loss {metrics['loss']:.4f}"
+        scores = {name: metrics[name] for name in ("accuracy", "loss") if metrics[name] is not None}
+        if scores:  # between evaluations the last ones stay
+            self._scores = "  ".join(f"{name} {value:.4f}" for name, value in scores.items())
         train = metrics["train_loss"]
-        status = self._scores + (f"  train loss {train:.4f}" if train is not None else "")
+        status = self._scores or (f"train loss {train:.4f}" if train is not None else "")
         done = metrics["round"] - self._first
         left = (time.monotonic() - self._began) / done * (run.experiment.rounds - metrics["round"])
         self._bar.update(self._task, completed=metrics["round"], status=status, left=f"{_clock(left)} left")

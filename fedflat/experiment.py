@@ -80,6 +80,8 @@ class Experiment:
                 raise InputError(f"{name} must be {bound}, not {value}")
         if self.momentum >= 1:
             raise InputError(f"momentum must be below 1, not {self.momentum}")
+        if self.dtype == "float64" and self.precision != "float32":
+            raise InputError("dtype='float64' computes in double precision throughout: leave precision at 'float32'")
         if self.nesterov and self.momentum == 0:
             raise InputError("nesterov needs a momentum above 0")
 

@@ -185,6 +185,8 @@ class Part:
     rank: ClassVar[int] = 0
     uniform: ClassVar[bool] = False
     """Whether the method's identities need plain means over clients (`weighting="auto"`)."""
+    bookkeeping: ClassVar[bool] = False
+    """Whether what this part sends serves the simulation only and is no communication."""
     own_step: ClassVar[str] = ""
     """Said in an error when `server_lr` is set although this part's server step has no use for it."""
 

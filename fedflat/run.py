@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -18,17 +18,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedflat import streams
+from fedflat import calls, streams
 from fedflat.backends import Backend, make_backend
 from fedflat.callbacks import Callback, Progress
 from fedflat.client import Criterion, Task
-from fedflat.data import Federation, load_federation
-from fedflat.errors import CheckpointError, FedflatError, InputError, InterruptedRunError
+from fedflat.data import DATASETS, PARTITIONS, Federation, load_federation
+from fedflat.errors import CheckpointError, FedflatError, InputError, InterruptedRunError, UnknownNameError
 from fedflat.experiment import Experiment
 from fedflat.flat import FlatModel
 from fedflat.method import Method, Part, Server, State
-from fedflat.models import build_model
-from fedflat.participation import Participants, checked, participants
+from fedflat.models import MODELS, build_model
+from fedflat.participation import LAWS, Participants, checked
+from fedflat.participation import participants as participants_by
 from fedflat.parts.evaluated import AllClients, Selected
 from fedflat.server import RoundLoop, Row, evaluated_weights, fresh_server
 from fedflat.store import MEMORY, Checkpoint, ClientStore, RunFolder, describe_environment, flatten, nest
@@ -60,7 +61,7 @@ class Run:
     @property
     def clients(self) -> list[Row]:
         """One dict per round and client that took part: samples, steps, loss, norm of its update, seconds."""
-        return self._folder.rows("clients") if self._folder else self._clients
+        return self._folder.rows("clients", self._server.round) if self._folder else self._clients
 
     @property
     def server_weights(self) -> Tensor:
@@ -139,17 +140,12 @@ def run(
         try:
             result = _open(task, folder, custom_model=model is not None, memory=state_memory)
             if len(result.metrics) < experiment.rounds:
-                shown = (sys.stderr.isatty() if progress is None else progress) and not callbacks_show(callbacks)
+                shown = sys.stderr.isatty() if progress is None else progress
                 _go_on(result, choose, [*callbacks, *([Progress()] if shown else [])])
         finally:
             if folder:
                 folder.unlock()
     return result
-
-
-def callbacks_show(callbacks: Sequence[Callback]) -> bool:
-    """Whether a progress display is among the callbacks already."""
-    return any(isinstance(callback, Progress) for callback in callbacks)
 
 
 def load_run(path: str | Path, model: nn.Module | None = None) -> Run:
@@ -194,7 +190,7 @@ def make_task(
 ) -> Task:
     """Data, model and method of an experiment, checked against each other."""
     e = experiment
-    Method.parse(e.method)  # a wrong name should be told before data are read
+    _check_spelling(e, own_data=federation is not None, own_model=model is not None)
     if federation is None:
         federation = load_federation(e.data, e.partition, e.clients, e.seed, root, e.augment, e.local_holdout)
     task = _assemble(e, federation, model, loss, None)
@@ -203,6 +199,18 @@ def make_task(
         part.check(e, task.model)
     _check_server_lr(task)
     return task
+
+
+def _check_spelling(e: Experiment, own_data: bool, own_model: bool) -> None:
+    """Tell a wrong name before data are read."""
+    Method.parse(e.method)
+    named: list[tuple[str, str, Collection[str]]] = [("participation", e.participation, LAWS)]
+    named += [] if own_data else [("data set", e.data, DATASETS), ("partition", e.partition, PARTITIONS)]
+    named += [] if own_model else [("model", e.model, MODELS)]
+    for kind, text, known in named:
+        name = calls.parse(text).name
+        if name not in known:
+            raise UnknownNameError(kind, name, known)
 
 
 def _assemble(
@@ -262,7 +270,7 @@ def _check_server_lr(task: Task) -> None:
 
 def _chooser(task: Task, own: Participants | None) -> Callable[[int], list[int]]:
     clients, e = len(task.federation), task.experiment
-    return checked(own or participants(e.participation, clients, e.seed), clients)
+    return checked(own or participants_by(e.participation, clients, e.seed), clients)
 
 
 # ---- opening, saving, resuming ----

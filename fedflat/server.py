@@ -149,8 +149,9 @@ class RoundLoop:
             tally.samples += update.samples
         tally.weight += update.samples
         tally.steps += update.steps
-        sent = sum(t.numel() for state in update.sent.values() for t in state.values())
-        tally.floats_up = update.delta.numel() + update.buffers.numel() + sent
+        sent = [update.sent.get(p.name, {}) for p in self.task.method.parts if not p.bookkeeping]
+        extra = sum(t.numel() for state in sent for t in state.values())
+        tally.floats_up = update.delta.numel() + update.buffers.numel() + extra
 
     def _apply(self, delta: Tensor, tally: Tally, sums: dict[str, TreeSum]) -> None:
         server, method = self.server, self.task.method

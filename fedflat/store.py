@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import math
 import os
 import platform
 import shutil
@@ -210,7 +211,7 @@ class RunFolder:
     def append(self, table: str, rows: list[dict[str, Any]]) -> None:
         """Add rows to `metrics` or `clients`."""
         with (self.path / f"{table}.jsonl").open("a") as file:
-            file.write("".join(json.dumps(row) + "\n" for row in rows))
+            file.write("".join(_line(row) for row in rows))
 
     def rows(self, table: str, until: int | None = None) -> list[dict[str, Any]]:
         """The rows of a table, up to and including round `until`."""
@@ -235,7 +236,7 @@ class RunFolder:
         """Drop the rows of rounds after `until`: they will be run again."""
         for table in ("metrics", "clients"):
             rows = self.rows(table, until)
-            write_atomically(self.path / f"{table}.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
+            write_atomically(self.path / f"{table}.jsonl", "".join(_line(row) for row in rows).encode())
 
     # ---- checkpoints ----
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
@@ -305,6 +306,12 @@ def _processor() -> str:
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     return platform.processor()
+
+
+def _line(row: dict[str, Any]) -> str:
+    """A row as JSON, which has no word for numbers that are not finite."""
+    plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
+    return json.dumps(plain) + "\n"
 
 
 def _json(value: dict[str, Any]) -> bytes:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import fedflat
 from fedflat import Experiment, Federation, Local, Part, Server, streams
 
+assert callable(fedflat.run)  # before anything imports the module of the same name
 TESTS = Path(__file__).parent
 
 

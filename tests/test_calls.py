@@ -20,9 +20,7 @@ VALUES = st.one_of(
     st.tuples(st.integers(0, 9), st.integers(0, 9)),
 )
 NAMES = st.from_regex(r"[a-z][a-z0-9_]{0,6}", fullmatch=True).filter(lambda name: not keyword.iskeyword(name))
-CALLS = st.builds(
-    Call, NAMES, st.lists(VALUES, max_size=3).map(tuple), st.dictionaries(NAMES, VALUES, max_size=3)
-)
+CALLS = st.builds(Call, NAMES, st.lists(VALUES, max_size=3).map(tuple), st.dictionaries(NAMES, VALUES, max_size=3))
 
 
 @given(st.lists(CALLS, min_size=1, max_size=4))

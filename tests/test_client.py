@@ -312,7 +312,9 @@ def test_a_loss_of_your_own(tmp_path: Any, dtype: str, out: bool) -> None:
     assert torch.allclose(run.weights.double(), solution, atol=1e-5 if dtype == "float32" else 1e-7)
     assert run.weights.dtype == getattr(torch, dtype)
     assert [row["accuracy"] for row in run.metrics] == [None] * 60
-    assert run.metrics[-1]["loss"] == pytest.approx((x @ solution.float()[:, None] - y).square().mean().item(), rel=1e-4)
+    assert run.metrics[-1]["loss"] == pytest.approx(
+        (x @ solution.float()[:, None] - y).square().mean().item(), rel=1e-4
+    )
 
 
 @pytest.mark.parametrize("where", ["client 1", "the test set"])

@@ -152,7 +152,11 @@ def test_corrections_come_before_the_clip_and_constraints_after_the_step() -> No
 
 def test_a_displaced_pass_leaves_weights_and_statistics_bit_for_bit() -> None:
     runs = [
-        fedflat.run(plain(method=m, dtype="float32"), federation=world(), model=torch.nn.Sequential(*restless()[:3], restless()[4]))
+        fedflat.run(
+            plain(method=m, dtype="float32"),
+            federation=world(),
+            model=torch.nn.Sequential(*restless()[:3], restless()[4]),
+        )
         for m in ("fedavg", "probe")
     ]
     assert same(runs[0].server_weights, runs[1].server_weights)

@@ -96,9 +96,7 @@ def test_a_callables_mistake_is_named(chosen: list[int], message: str) -> None:
 
 @pytest.mark.parametrize("kind", [list, tuple, np.array, torch.tensor, iter, set])
 def test_a_callable_says_who_trains(kind: Any) -> None:
-    run = fedflat.run(
-        plain(rounds=2), federation=world(), model=network(), participants=lambda t: kind([t, 2])
-    )
+    run = fedflat.run(plain(rounds=2), federation=world(), model=network(), participants=lambda t: kind([t, 2]))
     assert [(row["round"], row["client"]) for row in run.clients] == [(1, 0), (1, 2), (2, 1), (2, 2)]
     assert [row["clients"] for row in run.metrics] == [2, 2]
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import random
 import signal
+import sys
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,9 +29,7 @@ test_resume.{name}(*sys.argv[1:])
 
 def go(out: str | Path | None, memory: int = 1 << 30, **options: Any) -> fedflat.Run:
     """The experiment of this file, with a checkpoint after every round."""
-    import importlib
-
-    importlib.import_module("fedflat.run").CHECKPOINT_SECONDS = 0.0
+    sys.modules["fedflat.run"].CHECKPOINT_SECONDS = 0.0  # type: ignore[attr-defined]
     exp = EXP.replace(**{k: v for k, v in options.items() if k in ("backend", "workers", "rounds")})
     rest = {k: v for k, v in options.items() if k not in ("backend", "workers", "rounds")}
     given: dict[str, Any] = {"federation": world(SIZES), "model": restless(), "out": out, "state_memory": memory}
@@ -48,19 +48,27 @@ def names(folder: Path) -> set[str]:
 # ---- in processes of their own; one of them forks the others, so that torch is imported once ----
 
 
-def child(action: Callable[[], Any]) -> int:
-    """Run `action` in a fork and give its wait status."""
+def fork(action: Callable[[], Any]) -> int:
+    """Run `action` in a process and a session of its own."""
     pid = os.fork()
     if pid == 0:
+        status = 1
         try:
+            os.setsid()
             action()
-            os._exit(0)
+            status = 0
+        except SystemExit as leaving:
+            status = int(leaving.code or 0)
         except BaseException:
-            import traceback
-
             traceback.print_exc()
-            os._exit(1)
-    return os.waitpid(pid, 0)[1]
+        finally:
+            os._exit(status)
+    return pid
+
+
+def finish(pid: int) -> int:
+    """Wait for a process; its exit code, negative for a signal."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def die_at(event: int) -> None:
@@ -88,34 +96,31 @@ def kill_everywhere(folder: str, memory: str) -> None:
 
         def killed(event: int = event, out: Path = out) -> None:
             die_at(event)
-            go(out, int(memory))
+            go(out, int(memory), rounds=3)
 
-        status = child(killed)
-        if status == 0:
-            print(event)
+        code = finish(fork(killed))
+        if code == 0:
             return
-        assert os.WIFSIGNALED(status), f"event {event}: status {status}"
-        if child(lambda out=out: go(out, int(memory))) != 0:
+        assert code == -signal.SIGKILL, f"event {event}: {code}"
+        if finish(fork(lambda out=out: go(out, int(memory), rounds=3))) != 0:
             (out / "refused").touch()
 
 
 @pytest.mark.parametrize("memory", [0, 1 << 30])
-def test_killed_between_any_two_changes_of_the_folder(tmp_path: Path, whole: fedflat.Run, memory: int) -> None:
-    events = int(run_python(SCRIPT.format(name="kill_everywhere"), tmp_path, str(memory)))
-    assert events > 40
-    outs = sorted(tmp_path.iterdir())
-    assert [out.name for out in outs if (out / "refused").exists()] == []
-    for out in outs:
-        assert_same_run(fedflat.load_run(out, model=restless()), whole, len(SIZES))
-
-
-def test_killed_and_resumed_the_folder_holds_the_same_files(tmp_path: Path) -> None:
-    go(tmp_path / "whole")
-    for event in (3, 8, 15):
-        status = child(lambda event=event: (die_at(event), go(tmp_path / f"{event}")))
-        assert os.WIFSIGNALED(status)
-        assert child(lambda event=event: go(tmp_path / f"{event}")) == 0
-        assert names(tmp_path / f"{event}") == names(tmp_path / "whole")
+def test_killed_between_any_two_changes_of_the_folder(tmp_path: Path, memory: int) -> None:
+    run_python(SCRIPT.format(name="kill_everywhere"), tmp_path, str(memory))
+    *killed, last = sorted(tmp_path.iterdir())
+    assert len(killed) > 20
+    reference, wrong = fedflat.load_run(last, model=restless()), dict[str, str]()
+    assert_same_run(reference, go(None, rounds=3), len(SIZES))
+    for out in killed:
+        if (out / "refused").exists():
+            wrong[out.name] = "refused to go on"
+            continue
+        assert_same_run(fedflat.load_run(out, model=restless()), reference, len(SIZES))
+        if names(out) != names(last):
+            wrong[out.name] = f"other files: {sorted(names(out) ^ names(last))}"
+    assert wrong == {}
 
 
 def test_a_table_cut_anywhere_past_the_checkpoint_is_mended(tmp_path: Path, whole: fedflat.Run) -> None:
@@ -149,9 +154,8 @@ class Slow(nn.Module):
 
 
 def slow_pool(folder: str, seconds: str = "0.004") -> None:
-    """A run on two workers, in a session of its own."""
+    """A run on two workers that takes its time."""
     Slow.seconds = float(seconds)
-    print("ready", flush=True)
     go(folder, backend="pool", workers=2, model=Slow())
 
 
@@ -167,17 +171,22 @@ def wait_until(condition: Callable[[], Any], seconds: float = 60) -> None:
         time.sleep(0.002)
 
 
-def test_killed_at_random_moments_on_two_workers(tmp_path: Path, whole: fedflat.Run) -> None:
-    out, luck = tmp_path / "run", random.Random(0)
+def kill_at_random(folder: str) -> None:
+    """Kill a run on two workers thrice; every time all its workers must end."""
+    torch.set_num_threads(1)
+    out, luck = Path(folder), random.Random(0)
     for least in (0, 1, 3):
-        process = start_python(SCRIPT.format(name="slow_pool"), out, start_new_session=True)
-        wait_until(lambda least=least, process=process: rows(out) > least or process.poll() is not None)
+        pid = fork(lambda: slow_pool(folder))
+        wait_until(lambda least=least: rows(out) > least)
         time.sleep(luck.uniform(0, 0.05))
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-        wait_until(lambda process=process: not members(process.pid))  # no worker outlives its parent
-    end = go(out, model=Slow())
-    assert [row["round"] for row in end.metrics] == [1, 2, 3, 4, 5]
+        os.kill(pid, signal.SIGKILL)
+        finish(pid)
+        wait_until(lambda pid=pid: not members(pid))
+
+
+def test_killed_at_random_moments_on_two_workers_which_do_not_outlive_it(tmp_path: Path, whole: fedflat.Run) -> None:
+    run_python(SCRIPT.format(name="kill_at_random"), tmp_path / "run")
+    end = go(tmp_path / "run", model=Slow())
     assert torch.equal(end.server_weights, whole.server_weights)
     assert_same_run(end, go(None, model=Slow()), len(SIZES))
 
@@ -192,39 +201,50 @@ def test_a_killed_run_can_be_gone_on_with_at_once(tmp_path: Path) -> None:
     assert len(go(out, model=Slow()).metrics) == 5
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("backend", ["serial", "pool"])
-def test_interrupted_by_a_signal(tmp_path: Path, whole: fedflat.Run, number: int, backend: str) -> None:
-    out = tmp_path / "run"
-    process = start_python(SCRIPT.format(name="interrupted"), out, backend, start_new_session=True)
-    wait_until(lambda: rows(out) >= 2 or process.poll() is not None)
-    os.killpg(process.pid, number) if number == signal.SIGINT else os.kill(process.pid, number)
-    said, error = process.communicate(timeout=60)
-    assert process.returncode == 7, error
-    assert "interrupted after round" in said
-    assert "run the same command again" in said and str(out) in said
-    assert not members(process.pid)
-    done = len(fedflat.load_run(out, model=Slow()).metrics)
-    assert 2 <= done < EXP.rounds
-    end = go(out, model=Slow())
-    assert torch.equal(end.server_weights, whole.server_weights)
-    assert_same_run(end, go(None, model=Slow()), len(SIZES))
-
-
 def interrupted(folder: str, backend: str) -> None:
-    """A run that says how it was interrupted; its last rounds would take for ever."""
+    """A run that writes down how it was interrupted; serially, its third round would take for ever."""
 
     class Slower(fedflat.Callback):
         def round(self, run: Any, metrics: Any) -> None:
             if metrics["round"] == 2 and backend == "serial":
-                Slow.seconds = 30.0
+                Slow.seconds = 60.0
 
     Slow.seconds = 0.05
     try:
         go(folder, backend=backend, workers=2, model=Slow(), callbacks=[Slower()])
     except fedflat.errors.InterruptedRunError as error:
-        print(error)
+        Path(folder + ".said").write_text(str(error))
         raise SystemExit(7) from None
+
+
+SIGNALS = {"SIGINT": os.killpg, "SIGTERM": os.kill}  # a terminal sends Ctrl-C to the workers too
+
+
+def interrupt(folder: str) -> None:
+    """Send each signal to a run on each back end, in its third round or thereabouts."""
+    torch.set_num_threads(1)
+    for backend in ("serial", "pool"):
+        for name, send in SIGNALS.items():
+            out = Path(folder) / f"{backend}-{name}"
+            pid = fork(lambda out=out, backend=backend: interrupted(str(out), backend))
+            wait_until(lambda out=out: rows(out) >= 2)
+            send(pid, getattr(signal, name))
+            assert finish(pid) == 7
+            assert not members(pid)
+
+
+def test_interrupted_by_a_signal(tmp_path: Path, whole: fedflat.Run) -> None:
+    run_python(SCRIPT.format(name="interrupt"), tmp_path)
+    again = go(None, model=Slow())
+    for out in (tmp_path / f"{backend}-{name}" for backend in ("serial", "pool") for name in SIGNALS):
+        said = Path(f"{out}.said").read_text()
+        done = len(fedflat.load_run(out, model=Slow()).metrics)
+        assert 2 <= done < EXP.rounds
+        assert f"interrupted after round {done}" in said
+        assert "run the same command again" in said and str(out) in said
+        end = go(out, model=Slow())
+        assert torch.equal(end.server_weights, whole.server_weights)
+        assert_same_run(end, again, len(SIZES))
 
 
 def test_signal_handlers_are_put_back(whole: fedflat.Run) -> None:

@@ -56,9 +56,7 @@ def test_clients_with_the_same_data_average_to_any_one_of_them() -> None:
     assert torch.allclose(many.server_weights, one.server_weights, rtol=0, atol=1e-13)
 
 
-@pytest.mark.parametrize(
-    ("weighting", "weights"), [("samples", SIZES), ("auto", SIZES), ("uniform", (1, 1, 1))]
-)
+@pytest.mark.parametrize(("weighting", "weights"), [("samples", SIZES), ("auto", SIZES), ("uniform", (1, 1, 1))])
 @pytest.mark.parametrize("server_lr", [1.0, 0.25, 0.0])
 def test_the_server_moves_by_the_weighted_mean_times_its_rate(
     weighting: str, weights: tuple[int, ...], server_lr: float
@@ -231,9 +229,7 @@ def test_a_lost_round_names_round_and_clients_and_leaves_the_last_good_checkpoin
     with pytest.raises(RoundLostError, match=r"round 3 .*client 1: .*client 3: "):
         fedflat.run(exp, federation=federation, model=network(), participants=turns.__getitem__, out=tmp_path / "a")
     good = fedflat.load_run(tmp_path / "a", model=network())
-    reached = fedflat.run(
-        exp.replace(rounds=2), federation=federation, model=network(), participants=turns.__getitem__
-    )
+    reached = fedflat.run(exp.replace(rounds=2), federation=federation, model=network(), participants=turns.__getitem__)
     assert len(good.metrics) == 2
     assert_same_run(good, reached, 4)
 

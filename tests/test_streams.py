@@ -32,7 +32,7 @@ def test_a_stream_is_named_by_seed_purpose_and_ids() -> None:
 def test_streams_of_a_million_clients_do_not_collide() -> None:
     keys = {streams.key(0, "batches", 1, client) for client in range(100_000)}
     assert len(keys) == 100_000
-    assert 0 <= min(keys) and max(keys) < 1 << 63
+    assert min(keys) >= 0 and max(keys) < 1 << 63
 
 
 def test_isolated_gives_the_same_draws_and_puts_the_generator_back() -> None:
@@ -131,9 +131,7 @@ def test_dropout_differs_by_seed_round_and_client_and_not_otherwise() -> None:
 def test_a_clients_round_does_not_depend_on_who_else_takes_part() -> None:
     federation, seen = world((8, 8, 8, 8)), {}
     for group in ([2], [0, 2], [3, 2, 1], [2, 0, 1, 3]):
-        run = fedflat.run(
-            plain(), federation=federation, model=restless(), participants=lambda t, group=group: group
-        )
+        run = fedflat.run(plain(), federation=federation, model=restless(), participants=lambda t, group=group: group)
         row = next(row for row in run.clients if row["client"] == 2)
         seen[tuple(group)] = row["loss"], row["update_norm"], row["steps"]
     assert len(set(seen.values())) == 1

@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import traceback
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
@@ -23,7 +24,7 @@ from torch import Tensor
 from fedflat.backends.base import Broadcast, Chunk, Order, load, score_chunk
 from fedflat.backends.mailbox import Letter, Mailbox
 from fedflat.client import Score, Task, train
-from fedflat.errors import InputError, RunError
+from fedflat.errors import ClientError, InputError, RunError
 from fedflat.method import State, Update
 
 log = logging.getLogger(__name__)
@@ -180,10 +181,12 @@ def work(task: Task, pipe: Connection, board: Mailbox, slots: list[Slot], parent
                 return
             try:
                 pipe.send((True, answer(task, board, slots, message)))
+            except ClientError as error:
+                pipe.send((False, error))
             except InputError as error:
                 pipe.send((False, InputError(str(error))))
-            except Exception as error:
-                pipe.send((False, error))
+            except Exception:
+                pipe.send((False, RunError(f"a worker failed at {message[0]!r}:\n{traceback.format_exc()}")))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return
 

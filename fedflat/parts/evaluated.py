@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -31,6 +32,8 @@ class AllClients(Part):
     its latest model (1) and sends what changed in it (1): this is bookkeeping of a simulation, not communication.
     The sum is kept in double precision because it is updated by differences.
     """
+
+    bookkeeping: ClassVar[bool] = True
 
     def end(self, local: Local) -> None:
         """Send how much this client's share of the sum has changed."""
