@@ -49,8 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with warnings_shown():
             return _dispatch([word for word in given if word != "--debug"])
-    except SystemExit:  # argparse after --help; rich when the reader of a pipe, such as `head`, has gone
-        return 0
+    except SystemExit as end:  # argparse after --help; rich when the reader of a pipe, such as `head`, has gone
+        return end.code if isinstance(end.code, int) else 0
     except (Exception, KeyboardInterrupt) as error:
         if debug and not isinstance(error, (InterruptedRunError, KeyboardInterrupt)):
             traceback.print_exc()

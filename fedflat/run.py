@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from fedflat import calls, streams
 from fedflat.backends import Backend, make_backend
-from fedflat.callbacks import Callback, Progress
+from fedflat.callbacks import Callback
 from fedflat.client import Criterion, Task
 from fedflat.data import DATASETS, PARTITIONS, Federation, load_federation
 from fedflat.errors import CheckpointError, FedflatError, InputError, InterruptedRunError, UnknownNameError
@@ -141,11 +141,17 @@ def run(
             result = _open(task, folder, custom_model=model is not None, memory=state_memory)
             if len(result.metrics) < experiment.rounds:
                 shown = sys.stderr.isatty() if progress is None else progress
-                _go_on(result, choose, [*callbacks, *([Progress()] if shown else [])])
+                _go_on(result, choose, [*callbacks, *(_display() if shown else [])])
         finally:
             if folder:
                 folder.unlock()
     return result
+
+
+def _display() -> list[Callback]:
+    from fedflat.report.progress import Progress  # rich is imported only where something is shown
+
+    return [Progress()]
 
 
 def load_run(path: str | Path, model: nn.Module | None = None) -> Run:

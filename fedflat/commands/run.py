@@ -18,7 +18,6 @@ from fedflat.commands.parser import Parser
 from fedflat.experiment import Experiment, check_names, coerce, field_type, read_toml
 
 if TYPE_CHECKING:
-    from fedflat.callbacks import Callback
     from fedflat.report.progress import Watcher
     from fedflat.run import Run
 
@@ -99,17 +98,11 @@ def execute(arguments: argparse.Namespace) -> int:
         run(experiment, **options)
         sys.stdout.write(f"{out}\n")
         return 0
-    heading, progress = _display()
-    _conclude(run(experiment, callbacks=[heading, progress], **options), heading)
+    from fedflat.report.progress import Heading, Progress
+
+    heading = Heading()
+    _conclude(run(experiment, callbacks=[heading, Progress()], **options), heading)
     return 0
-
-
-def _display() -> tuple[Watcher, Callback]:
-    """A heading, and a live line in a terminal or a line now and then elsewhere."""
-    from fedflat.callbacks import Progress
-    from fedflat.report.progress import Heading, PlainProgress
-
-    return Heading(), Progress() if sys.stderr.isatty() else PlainProgress()
 
 
 def _conclude(result: Run, heading: Watcher) -> None:

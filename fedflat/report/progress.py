@@ -1,4 +1,4 @@
-"""Progress where `fedflat.callbacks.Progress` does not serve: without a terminal, of several runs, of downloads."""
+"""Progress on the screen: of one run, of several, without a terminal, of downloads."""
 
 from __future__ import annotations
 
@@ -133,6 +133,26 @@ class _Row(Watcher):
         self._scores = scores(metrics) or self._scores
         left = f"  [dim]{self._pace.left(done)} left" if done < run.experiment.rounds else ""
         self._board.bars.update(self._task, completed=done, status=self._scores + left)
+
+
+class Progress(Watcher):
+    """A board of one run: round, accuracy, loss, time left; plain lines where there is no terminal."""
+
+    def start(self, run: Run) -> None:
+        """Show the bar."""
+        super().start(run)
+        self._board = Board()
+        self._row = self._board.watch(run.experiment.method, run.experiment.rounds)
+        self._board.__enter__()
+        self._row.start(run)
+
+    def round(self, run: Run, metrics: Mapping[str, Any]) -> None:
+        """Move it."""
+        self._row.round(run, metrics)
+
+    def end(self, run: Run) -> None:
+        """Leave its last state on the screen."""
+        self._board.__exit__()
 
 
 @contextlib.contextmanager
