@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import ast
 import inspect
+import math
+import types
+import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -54,14 +57,42 @@ def parse(text: str) -> Call:
     return calls[0]
 
 
+def fits(value: Any, hint: Any) -> bool:
+    """Whether a literal can be the value of a field with this annotation; numbers must be finite.
+
+    >>> fits(1, float), fits("1", float), fits(None, float | None), fits((1, 2), tuple[int, ...])
+    (True, False, True, True)
+    """
+    if isinstance(hint, types.UnionType):
+        return any(fits(value, arg) for arg in typing.get_args(hint))
+    kind = typing.get_origin(hint) or hint
+    if kind is types.NoneType:
+        return value is None
+    if kind in (int, float):
+        number = isinstance(value, int) or (kind is float and isinstance(value, float))
+        return number and not isinstance(value, bool) and math.isfinite(value)
+    if kind is tuple:
+        return isinstance(value, (tuple, list)) and all(fits(v, typing.get_args(hint)[0]) for v in value)
+    return not isinstance(kind, type) or isinstance(value, kind)
+
+
+def _wanted(hint: Any) -> str:
+    words = {int: "a whole number", float: "a finite number", bool: "True or False", str: "a string"}
+    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    return " or ".join(words.get(k, "None" if k is types.NoneType else f"a {k}") for k in kinds)
+
+
 def _call(node: ast.expr, text: str) -> Call:
     if isinstance(node, ast.Name):
         return Call(node.id)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        names = [k.arg for k in node.keywords]
+        if None in names or len(set(names)) < len(names):
+            raise InputError(f"cannot read {text!r}: give every field once, as field=value")
         try:
             args = tuple(ast.literal_eval(a) for a in node.args)
-            kwargs = {k.arg: ast.literal_eval(k.value) for k in node.keywords if k.arg is not None}
-        except ValueError:
+            kwargs = {str(k.arg): ast.literal_eval(k.value) for k in node.keywords}
+        except (ValueError, TypeError):
             raise InputError(f"cannot read {text!r}: values must be plain numbers, strings or tuples") from None
         return Call(node.func.id, args, kwargs)
     raise InputError(f"cannot read {text!r}: expected name(field=value)+name")
@@ -83,7 +114,11 @@ def build(kind: str, call: Call, known: Mapping[str, Callable[..., T]], *context
     if len(call.args) > len(fields):
         raise InputError(f"{kind} {call.name!r} takes at most {len(fields)} values, got {len(call.args)}")
     try:
-        inspect.signature(maker).bind(*context, *call.args, **call.kwargs)
+        bound = inspect.signature(maker).bind(*context, *call.args, **call.kwargs)
     except TypeError as error:
         raise InputError(f"{kind} {call}: {error}") from None
+    hints = typing.get_type_hints(maker.__init__ if inspect.isclass(maker) else maker)
+    for name in fields:
+        if name in bound.arguments and not fits(bound.arguments[name], hints.get(name, Any)):
+            raise InputError(f"{kind} {call}: {name} takes {_wanted(hints[name])}, not {bound.arguments[name]!r}")
     return maker(*context, *call.args, **call.kwargs)

@@ -204,6 +204,8 @@ def make_task(
     for part in task.method.filling("check"):
         part.check(e, task.model)
     _check_server_lr(task)
+    if e.weighting == "samples" and task.method.uniform:
+        log.warning("%s: its invariants need plain means over clients; weighting='samples' breaks them", task.method)
     return task
 
 

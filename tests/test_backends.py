@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -209,13 +210,17 @@ def test_no_worker_outlives_an_error_in_a_callback(when: str) -> None:
     assert newborn() == set()
 
 
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
 def test_no_descriptor_outlives_a_run() -> None:
     exp = plain(backend="pool", workers=2)
     fedflat.run(exp, federation=world(), model=network())
-    open_before = len(os.listdir("/proc/self/fd"))
+    open_before = descriptors()
     for _ in range(3):
         fedflat.run(exp, federation=world(), model=network())
-    assert len(os.listdir("/proc/self/fd")) <= open_before
+    assert descriptors() <= open_before
 
 
 def test_a_refusal_inside_a_client_stays_a_refusal() -> None:

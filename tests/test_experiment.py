@@ -33,9 +33,9 @@ EXPERIMENTS = st.builds(
 
 
 @given(EXPERIMENTS)
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=60)
 def test_a_toml_file_gives_the_same_experiment_back(tmp_path_factory: Any, experiment: Experiment) -> None:
-    path = tmp_path_factory.mktemp("toml") / "experiment.toml"
+    path = tmp_path_factory.getbasetemp() / "experiment.toml"
     path.write_bytes(experiment.to_toml().encode())
     assert Experiment.from_toml(path) == experiment
 

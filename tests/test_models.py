@@ -415,7 +415,7 @@ def test_the_smallest_image_works_and_a_smaller_one_is_refused(name: str, least:
         ("resnet18_gn(groups=0)", "groups must be a whole number of at least 1, got 0"),
         ("resnet56(blocks=0)", "blocks must be a whole number of at least 1, got 0"),
         ("resnet56(projection=-1)", "projection must be a whole number of at least 0, got -1"),
-        ("resnet56(width=1.5)", "width must be a whole number of at least 1, got 1.5"),
+        ("resnet56(width=1.5)", "width takes a whole number, not 1.5"),
         ("mlp(hidden=(8, 0))", "hidden must be a whole number of at least 1, got 0"),
         ("cnn64(64)", "takes at most 0 values"),
         ("cnn64+man", "names 2 things"),

@@ -29,11 +29,14 @@ test_resume.{name}(*sys.argv[1:])
 
 def go(out: str | Path | None, memory: int = 1 << 30, **options: Any) -> fedflat.Run:
     """The experiment of this file, with a checkpoint after every round."""
-    sys.modules["fedflat.run"].CHECKPOINT_SECONDS = 0.0  # type: ignore[attr-defined]
-    exp = EXP.replace(**{k: v for k, v in options.items() if k in ("backend", "workers", "rounds")})
-    rest = {k: v for k, v in options.items() if k not in ("backend", "workers", "rounds")}
+    engine: Any = sys.modules["fedflat.run"]
+    usual, engine.CHECKPOINT_SECONDS = engine.CHECKPOINT_SECONDS, 0.0
+    fields = {k: options.pop(k) for k in ("backend", "workers", "rounds") if k in options}
     given: dict[str, Any] = {"federation": world(SIZES), "model": restless(), "out": out, "state_memory": memory}
-    return fedflat.run(exp, **(given | rest))
+    try:
+        return fedflat.run(EXP.replace(**fields), **(given | options))
+    finally:
+        engine.CHECKPOINT_SECONDS = usual
 
 
 @pytest.fixture(scope="module")

@@ -65,6 +65,8 @@ class Const(Part):
 
     def constrain(self, local: Local) -> None:
         """Project."""
+        if self.mode == "linear" and not (self.center or self.orthogonal):
+            return
         scratch: dict[str, Any] = local.scratch(self)
         for span, u, squared in scratch["rows"]:
             theta = span.channels(local.theta)

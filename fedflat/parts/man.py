@@ -14,7 +14,8 @@ from torch.overrides import TorchFunctionMode
 
 from fedflat.method import Local, Part
 
-RELUS = {F.relu, F.relu_, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_}
+IN_PLACE = {F.relu_, torch.relu_, Tensor.relu_}
+RELUS = {F.relu, torch.relu, Tensor.relu} | IN_PLACE
 
 
 @dataclass(frozen=True)
@@ -56,11 +57,14 @@ class WatchReLU(TorchFunctionMode):
         self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Replace ReLUs, let the rest through."""
+        kwargs = kwargs or {}
         if func not in RELUS:
-            return func(*args, **(kwargs or {}))
-        activation, norm = ReLUWithNorm.apply(args[0])  # type: ignore[no-untyped-call]
+            return func(*args, **kwargs)
+        x = args[0] if args else kwargs["input"]
+        activation, norm = ReLUWithNorm.apply(x)  # type: ignore[no-untyped-call]
         self.norms.append(norm)
-        return activation
+        in_place = func in IN_PLACE or kwargs.get("inplace", False) or (len(args) > 1 and args[1])
+        return x.copy_(activation) if in_place else activation
 
 
 class ReLUWithNorm(torch.autograd.Function):

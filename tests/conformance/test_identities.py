@@ -558,6 +558,19 @@ def test_man_adds_zeta_times_the_mean_square_of_the_hidden_activations_to_the_lo
     assert losses(world.but(start=constant), "man(zeta=0.5)", loss=silent) == pytest.approx([0.5 * 0.8**2], rel=1e-12)
 
 
+def test_man_sums_over_every_hidden_layer() -> None:
+    world = make_world(Mlp(3, 5, 2), **ONE, steps=1)
+    weights = np.random.default_rng(3).normal(size=43)
+    first, second = (torch.tensor(weights[a:b], requires_grad=True) for a, b in ((0, 15), (15, 35)))
+    hidden = (torch.from_numpy(world.data[0][0]) @ first.view(5, 3).T).relu()
+    term = 0.5 * (hidden.pow(2).mean() + (hidden @ second.view(4, 5).T).relu().pow(2).mean())
+    term.backward()
+    run = run_library(world, "man(zeta=0.5)", module=bias_free(weights), loss=silent)
+    assert_close((weights - weights_of(run))[:35] / world.lr, torch.cat([first.grad, second.grad]))
+    value = losses(world, "man(zeta=0.5)", module=bias_free(weights), loss=silent)
+    assert value == pytest.approx([term.item()], rel=1e-12)
+
+
 def test_moon_adds_mu_times_the_contrast_between_received_and_last_features_to_the_loss() -> None:
     world, mu, temperature = make_world(Mlp(3, 5, 2), sizes=(6,), participants=((0,), (0,)), steps=2), 2.0, 0.4
     sent = path(world, "moon(mu=2.0, temperature=0.4)")
