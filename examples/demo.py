@@ -22,7 +22,7 @@ from fedflat.report.figures import curves
 from fedflat.report.progress import Board
 from fedflat.report.records import read_records
 from fedflat.report.terminal import charts, console, runs_table, say, shown_path
-from fedflat.run import run
+from fedflat.runner import run
 
 METHODS = ("fedavg", "fedavg+asam+swa")
 SETTING = Experiment(

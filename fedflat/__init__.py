@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from fedflat.flat import FlatModel
     from fedflat.method import Local, Method, Part, Server
     from fedflat.parts import register
-    from fedflat.run import Run, load_run, run
+    from fedflat.result import Run, load_run
+    from fedflat.runner import run
 
 _HOMES = {
     "Callback": "callbacks",
@@ -28,13 +29,13 @@ _HOMES = {
     "Local": "method",
     "Method": "method",
     "Part": "method",
-    "Run": "run",
+    "Run": "result",
     "RunError": "errors",
     "Server": "method",
     "load_federation": "data",
-    "load_run": "run",
+    "load_run": "result",
     "register": "parts",
-    "run": "run",
+    "run": "runner",
 }
 __all__ = [
     "Callback",
@@ -60,7 +61,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'fedflat' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"fedflat.{_HOMES[name]}"), name)
-    globals()[name] = value  # also wins over the submodule of the same name (`fedflat.run`)
+    globals()[name] = value
     return value
 
 

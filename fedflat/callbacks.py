@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedflat.run import Run
+    from fedflat.result import Run
 
 
 class Callback:

@@ -64,42 +64,29 @@ class DivergedError(ArithmeticError):
 def train(task: Task, job: Job) -> Update:
     """Run one client's round. A client that diverges returns an update whose `failure` says where."""
     start = time.perf_counter()
-    model, method, seed = task.model, task.method, task.experiment.seed
-    model.theta.copy_(job.theta)
-    model.buffers.copy_(job.buffers)
-    model.counters.copy_(job.counters)
+    model = task.model
+    load_weights(model, job.theta, job.buffers, job.counters)
     model.module.train()
-    samples = task.federation.samples(job.client)
-    local = Local(
-        model,
-        job.theta,
-        experiment=task.experiment,
-        round=job.round,
-        client=job.client,
-        clients=len(task.federation),
-        samples=len(samples),
-        share=lambda: task.share(job.client),
-        lr=job.lr,
-        uniform=task.uniform,
-        states=job.states,
-        received=job.received,
-    )
-    loop, failure = LocalLoop(task, local, samples), None
+    local: Local | None = None
+    failure = None
     try:
-        with streams.isolated(seed, "model", job.round, job.client):
-            for part in method.filling("begin"):
+        with streams.isolated(task.experiment.seed, "model", job.round, job.client):
+            samples = task.federation.samples(job.client)
+            local = _local(task, job, len(samples))
+            loop = LocalLoop(task, local, samples)
+            for part in task.method.filling("begin"):
                 part.begin(local)
-            method.owner("train").train(local, loop.fit)
-            for part in method.filling("end"):
+            task.method.owner("train").train(local, loop.fit)
+            for part in task.method.filling("end"):
                 part.end(local)
-        if not bool(torch.isfinite(model.theta).all()):
-            raise DivergedError("its weights are not finite")
+        _check_finite(local, job)
     except DivergedError as error:
         failure = str(error)
     except InputError:
         raise
     except Exception:
-        raise ClientError(job.round, job.client, local.steps, traceback.format_exc()) from None
+        raise ClientError(job.round, job.client, local.steps if local else None, traceback.format_exc()) from None
+    assert local is not None
     return Update(
         client=job.client,
         samples=local.samples,
@@ -114,6 +101,43 @@ def train(task: Task, job: Job) -> Update:
         states=local.states,
         failure=failure,
     )
+
+
+def _local(task: Task, job: Job, samples: int) -> Local:
+    return Local(
+        task.model,
+        job.theta,
+        experiment=task.experiment,
+        round=job.round,
+        client=job.client,
+        clients=len(task.federation),
+        samples=samples,
+        share=lambda: task.share(job.client),
+        lr=job.lr,
+        uniform=task.uniform,
+        states=job.states,
+        received=job.received,
+    )
+
+
+def load_weights(model: FlatModel, theta: Tensor, buffers: Tensor, counters: Tensor) -> None:
+    """Copy weights and buffers into a model."""
+    model.theta.copy_(theta)
+    model.buffers.copy_(buffers)
+    model.counters.copy_(counters)
+
+
+def _check_finite(local: Local, job: Job) -> None:
+    """Refuse weights, statistics or messages that are not finite (a mask of −∞ among the buffers is as received)."""
+    buffers = local.model.buffers
+    if not bool(torch.isfinite(local.theta).all()):
+        raise DivergedError("its weights are not finite")
+    if not bool((torch.isfinite(buffers) | (buffers == job.buffers)).all()):
+        raise DivergedError("its buffers are not finite")
+    for part, state in local.sent.items():
+        for name, tensor in state.items():
+            if not bool(torch.isfinite(tensor).all()):
+                raise DivergedError(f"the {name!r} that {part} sends is not finite")
 
 
 class LocalLoop:

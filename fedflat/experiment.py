@@ -172,12 +172,11 @@ def coerce(name: str, value: Any) -> Any:
     try:
         if kind is bool:
             return value if isinstance(value, bool) else {"true": True, "false": False}[str(value).lower()]
-        number = float(value)
-        if kind is int:
-            if isinstance(value, bool) or number != int(number):
-                raise ValueError
-            return int(number)
-        return number
+        if kind is float:
+            return float(value)
+        if isinstance(value, bool) or (isinstance(value, float) and value != int(value)):
+            raise ValueError
+        return int(value)
     except (TypeError, ValueError, KeyError, OverflowError):
         raise InputError(
             f"{name} takes {'a whole number' if kind is int else f'a {kind.__name__}'}, not {value!r}"

@@ -45,7 +45,7 @@ class FlatModel:
 
     `backward()` writes straight into `grad`; writing to `theta` changes the module. The order is that of
     `module.named_parameters()`, so `theta` equals `torch.nn.utils.parameters_to_vector` of the trainable ones.
-    Floating-point buffers (BatchNorm's statistics) are views of `buffers`, integer ones of `counters`.
+    Floating-point buffers (BatchNorm's statistics) are views of `buffers`, int64 ones (its counts) of `counters`.
 
     head, features, last_stage: names of submodules; see `Experiment`. The head defaults to the last `nn.Linear`.
 
@@ -77,28 +77,26 @@ class FlatModel:
         for (_, parameter), span in zip(trainable, self.spans, strict=True):
             parameter.data = span.of(self.theta)
             parameter.grad = span.of(self.grad)
-        self.buffers = self._flatten_buffers(floating=True, empty=dtype)
-        self.counters = self._flatten_buffers(floating=False, empty=torch.int64)
+        self.buffers = self._flatten_buffers(dtype)
+        self.counters = self._flatten_buffers(torch.int64)
         self._names = {"head": head, "features": features, "last_stage": last_stage}
         for name in filter(None, self._names.values()):
             self.submodule(name)
         self.captured: Tensor | None = None
         self._channels_last = dtype != torch.float64 and _gains_from_channels_last(self.module)
 
-    def _flatten_buffers(self, floating: bool, empty: torch.dtype) -> Tensor:
-        owners = [
-            (module, name, buffer)
-            for module in self.module.modules()
-            for name, buffer in module.named_buffers(recurse=False)
-            if buffer.is_floating_point() == floating
-        ]
-        if not owners:
-            return torch.empty(0, dtype=empty)
-        flat = torch.cat([buffer.reshape(-1).to(empty) for _, _, buffer in owners])
-        position = 0
-        for module, name, buffer in owners:
-            module._buffers[name] = flat[position : position + buffer.numel()].view(buffer.shape)
+    def _flatten_buffers(self, like: torch.dtype) -> Tensor:
+        """Make the buffers of one type views of one vector; a buffer that two modules share stays shared."""
+        shared = _buffers(self.module, like)
+        flat = torch.cat([torch.empty(0, dtype=like), *(b.reshape(-1) for b in shared)])
+        views, position = {}, 0
+        for buffer in shared:
+            views[id(buffer)] = flat[position : position + buffer.numel()].view(buffer.shape)
             position += buffer.numel()
+        for module in self.module.modules():
+            for name, owned in module._buffers.items():
+                if id(owned) in views:
+                    module._buffers[name] = views[id(owned)]
         return flat
 
     def __call__(self, x: Any) -> Any:
@@ -140,7 +138,7 @@ class FlatModel:
         self.submodule(prefix)
         out = torch.zeros_like(self.theta)
         for span in self.spans:
-            if span.name == prefix or span.name.startswith(prefix + "."):
+            if not prefix or span.name == prefix or span.name.startswith(prefix + "."):
                 out[span.start : span.stop] = 1
         return out
 
@@ -181,13 +179,17 @@ class FlatModel:
             for name, parameter in module.named_parameters():
                 if name in values:
                     parameter.copy_(values[name])
-            for flat, floating in ((buffers, True), (counters, False)):
+            for flat in (buffers, counters):
                 position = 0
-                for _, buffer in module.named_buffers():
-                    if buffer.is_floating_point() == floating:
-                        buffer.copy_(flat[position : position + buffer.numel()].view(buffer.shape))
-                        position += buffer.numel()
+                for buffer in _buffers(module, flat.dtype):
+                    buffer.copy_(flat[position : position + buffer.numel()].view(buffer.shape))
+                    position += buffer.numel()
         return module.eval()
+
+
+def _buffers(module: nn.Module, dtype: torch.dtype) -> list[Tensor]:
+    """The buffers of one type, each once; masks and other types are constants and stay where they are."""
+    return [buffer for _, buffer in module.named_buffers() if buffer.dtype == dtype]
 
 
 def _gains_from_channels_last(module: nn.Module) -> bool:

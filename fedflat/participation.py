@@ -29,6 +29,8 @@ def bernoulli(clients: int, seed: int, q: float) -> Participants:
     """Each client on its own with probability q; the whole draw is repeated if nobody joined."""
     if not 0 < q <= 1:
         raise InputError(f"participation bernoulli({q}): the probability must be above 0 and at most 1")
+    if q * clients < 1e-3:
+        raise InputError(f"participation bernoulli({q}) of {clients} clients: hardly a round would have anybody in it")
 
     def draw(t: int) -> list[int]:
         generator = streams.torch_stream(seed, "sampling", t)

@@ -167,7 +167,7 @@ class RoundLoop:
         buffers = totals.get("")
         if buffers is not None:
             server.buffers = (buffers / tally.weight).to(server.buffers.dtype)
-            server.counters = self._counters
+        server.counters = self._counters
         for part in method.filling("conclude"):
             part.conclude(server)
         self.store.commit_round(server.round)

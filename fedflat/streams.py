@@ -1,12 +1,13 @@
 """Randomness as a function of (seed, purpose, ids): no draw depends on what was drawn before it elsewhere.
 
 A resumed run, a second worker or another back end asks for the same stream by the same name and gets the same numbers.
-The global generators are never advanced: code of the user's that reads them (dropout) runs inside `isolated`.
+The global generators are left as found: code of the user's that reads them (dropout) runs inside `isolated`.
 """
 
 from __future__ import annotations
 
 import hashlib
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -38,10 +39,15 @@ def numpy_stream(seed: int, purpose: str, *ids: int) -> np.random.Generator:
 
 @contextmanager
 def isolated(seed: int, purpose: str, *ids: int) -> Iterator[None]:
-    """Seed PyTorch's global generator inside the block and put it back as it was afterwards."""
-    state = torch.get_rng_state()
-    torch.default_generator.manual_seed(key(seed, purpose, *ids))
+    """Seed the global generators of PyTorch, NumPy and Python inside the block; put them back as they were after it."""
+    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    number = key(seed, purpose, *ids)
+    torch.default_generator.manual_seed(number)
+    np.random.seed(number % 2**32)
+    random.seed(number)
     try:
         yield
     finally:
-        torch.set_rng_state(state)
+        torch.set_rng_state(states[0])
+        np.random.set_state(states[1])
+        random.setstate(states[2])

@@ -29,7 +29,7 @@ test_resume.{name}(*sys.argv[1:])
 
 def go(out: str | Path | None, memory: int = 1 << 30, **options: Any) -> fedflat.Run:
     """The experiment of this file, with a checkpoint after every round."""
-    engine: Any = sys.modules["fedflat.run"]
+    engine: Any = sys.modules["fedflat.runner"]
     usual, engine.CHECKPOINT_SECONDS = engine.CHECKPOINT_SECONDS, 0.0
     fields = {k: options.pop(k) for k in ("backend", "workers", "rounds") if k in options}
     given: dict[str, Any] = {"federation": world(SIZES), "model": restless(), "out": out, "state_memory": memory}

@@ -16,7 +16,8 @@ from safetensors.torch import load_file
 
 import fedflat
 from fedflat.errors import CheckpointError
-from fedflat.store import Checkpoint, ClientStore, RunFolder, flatten, nest
+from fedflat.folder import Checkpoint, RunFolder
+from fedflat.store import ClientStore, flatten, nest
 
 
 def state(client: int, version: int = 0, size: int = 10) -> dict[str, dict[str, torch.Tensor]]:
@@ -51,7 +52,6 @@ def test_a_state_counts_once_its_round_is_committed() -> None:
     store.put(1, state(1, 2))
     store.commit_round(2)
     assert same(store.get(1), state(1, 2))
-    store.close()
 
 
 def test_the_store_keeps_copies(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
-from fedflat.client import CHUNK, Job, Score, Task, assess
+from fedflat import streams
+from fedflat.client import CHUNK, Job, Score, Task, assess, load_weights
 from fedflat.method import State, Update
 
 Split = Literal["test", "client_test", "train"]
@@ -77,11 +78,10 @@ def score_chunk(task: Task, chunk: Chunk) -> Score:
         samples = federation.client_test(chunk.client)
     else:
         samples = federation.samples(chunk.client)
-    return assess(task, samples, chunk.start, chunk.stop) if samples is not None else Score()
+    with streams.isolated(task.experiment.seed, "evaluation", chunk.start):
+        return assess(task, samples, chunk.start, chunk.stop) if samples is not None else Score()
 
 
 def load(task: Task, broadcast: Broadcast) -> None:
     """Put the broadcast weights and buffers into the task's model."""
-    task.model.theta.copy_(broadcast.theta)
-    task.model.buffers.copy_(broadcast.buffers)
-    task.model.counters.copy_(broadcast.counters)
+    load_weights(task.model, broadcast.theta, broadcast.buffers, broadcast.counters)

@@ -6,6 +6,7 @@ states travel through shared memory, and only a few small numbers through pipes.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import multiprocessing
@@ -107,7 +108,10 @@ class Pool:
                     exhausted = True
                     break
                 worker.holds.append((sent, item[1]))
-                worker.pipe.send(item[0])
+                try:
+                    worker.pipe.send(item[0])
+                except OSError:
+                    raise self._died(worker) from None
                 sent += 1
             if given in replies:
                 yield replies.pop(given)
@@ -125,19 +129,23 @@ class Pool:
         busy = {worker.pipe: worker for worker in self._workers if worker.holds}
         for pipe in wait(list(busy)):
             worker = busy[pipe]  # type: ignore[index]
-            position, what = worker.holds[0]
+            position, _ = worker.holds[0]
             try:
                 ok, reply = worker.pipe.recv()
             except (EOFError, ConnectionResetError):
-                worker.process.join(1)
-                raise RunError(
-                    f"a worker process died (exit code {worker.process.exitcode}) while it had {what}; if the machine "
-                    "ran out of memory, use fewer workers"
-                ) from None
+                raise self._died(worker) from None
             if not ok:
                 raise reply
             worker.holds.popleft()
             replies[position] = reply
+
+    @staticmethod
+    def _died(worker: Worker) -> RunError:
+        worker.process.join(1)
+        return RunError(
+            f"a worker process died (exit code {worker.process.exitcode}) while it had {worker.holds[0][1]}; "
+            "if the machine ran out of memory, use fewer workers"
+        )
 
     def close(self) -> None:
         """End the workers, at once if they are in the middle of something."""
@@ -145,7 +153,8 @@ class Pool:
             if worker.holds:
                 worker.process.kill()
             else:
-                worker.pipe.send(None)
+                with contextlib.suppress(OSError):
+                    worker.pipe.send(None)
         for worker in self._workers:
             worker.process.join(5)
             worker.process.kill()
@@ -171,6 +180,7 @@ def work(task: Task, pipe: Connection, board: Mailbox, slots: list[Slot], parent
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
     keep_pages()
+    die_with_parent()
     try:
         while True:
             while not pipe.poll(2.0):
@@ -205,6 +215,13 @@ def answer(task: Task, board: Mailbox, slots: list[Slot], message: Any) -> Any:
     update = train(task, order.job(broadcast, order.states))
     plain = {name: getattr(update, name) for name in PLAIN}
     return slot, plain, slots[slot].outbox.write(pack_update(update))
+
+
+def die_with_parent() -> None:
+    """Have Linux kill this process with its parent, so that no orphan keeps cores or the run folder's lock."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
 def keep_pages() -> None:

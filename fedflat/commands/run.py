@@ -19,7 +19,7 @@ from fedflat.experiment import Experiment, check_names, coerce, field_type, read
 
 if TYPE_CHECKING:
     from fedflat.report.progress import Watcher
-    from fedflat.run import Run
+    from fedflat.result import Run
 
 GROUPS = {  # by the field that opens the group
     "data": "data and clients",
@@ -90,7 +90,7 @@ def execute(arguments: argparse.Namespace) -> int:
     out = Path(arguments.out) if arguments.out else default_out(experiment)
     from fedflat.calls import parse
     from fedflat.commands.data import fetch_shown
-    from fedflat.run import run
+    from fedflat.runner import run
 
     fetch_shown(parse(experiment.data).name, arguments.data_root)
     options: dict[str, Any] = {"out": out, "root": arguments.data_root, "progress": False}

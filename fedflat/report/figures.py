@@ -10,7 +10,7 @@ from fedflat.errors import InputError
 from fedflat.report.records import Record, records_of
 
 if TYPE_CHECKING:
-    from fedflat.run import Run
+    from fedflat.result import Run
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")  # Okabe and Ito's
 STYLES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (5, 1.5, 1.5, 1.5)))

@@ -11,7 +11,7 @@ from fedflat.callbacks import Callback
 from fedflat.report.terminal import clock, console, say, shown_path
 
 if TYPE_CHECKING:
-    from fedflat.run import Run
+    from fedflat.result import Run
 
 LINES = 10  # a run without a terminal writes about so many
 
@@ -81,11 +81,13 @@ class PlainProgress(Watcher):
 class Board:
     """Live bars of several runs, one below the other; plain lines where there is no terminal.
 
+    single: the lines need not say which run they are about.
+
     with Board() as board:
         fedflat.run(experiment, progress=False, callbacks=[board.watch("fedavg", rounds=100)])
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, single: bool = False) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
         from rich.progress import Progress as Bars
 
@@ -96,7 +98,7 @@ class Board:
             TextColumn("{task.fields[status]}"),
             console=console(stderr=True),
         )
-        self._live = self.bars.console.is_terminal
+        self._live, self._single = self.bars.console.is_terminal, single
 
     def __enter__(self) -> Board:
         if self._live:
@@ -110,7 +112,7 @@ class Board:
     def watch(self, label: str, rounds: int) -> Watcher:
         """A callback that moves a new bar."""
         if not self._live:
-            return PlainProgress(label)
+            return PlainProgress("" if self._single else label)
         return _Row(self, self.bars.add_task(label, total=rounds, status="[dim]waiting"))
 
 
@@ -141,7 +143,7 @@ class Progress(Watcher):
     def start(self, run: Run) -> None:
         """Show the bar."""
         super().start(run)
-        self._board = Board()
+        self._board = Board(single=True)
         self._row = self._board.watch(run.experiment.method, run.experiment.rounds)
         self._board.__enter__()
         self._row.start(run)

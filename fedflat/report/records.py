@@ -13,7 +13,7 @@ from fedflat.errors import CheckpointError, InputError, UnknownNameError
 from fedflat.experiment import Experiment
 
 if TYPE_CHECKING:
-    from fedflat.run import Run
+    from fedflat.result import Run
 
 TAIL = 0.1  # share of the rounds in a tail average
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -24,7 +25,15 @@ SHADES = " ░▒▓█"
 
 def console(stderr: bool = False) -> Console:
     """Where to write. Outside a terminal lines may be long, unless $COLUMNS says otherwise."""
-    from rich.console import Console
+    from rich import console as rich
+
+    class Console(rich.Console):
+        """A reader who has had enough, such as `head`, is no error."""
+
+        def on_broken_pipe(self) -> None:
+            with contextlib.suppress(SystemExit):
+                super().on_broken_pipe()
+            raise SystemExit(0)
 
     terminal = (sys.stderr if stderr else sys.stdout).isatty()
     return Console(stderr=stderr, highlight=False, width=None if terminal or "COLUMNS" in os.environ else WIDE)

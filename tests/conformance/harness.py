@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from fedflat import Callback, Experiment, Federation, streams
-from fedflat.run import Run, run
+from fedflat.result import Run
+from fedflat.runner import run
 
 from .reference import Array, Linear, Mlp, Result, World
 

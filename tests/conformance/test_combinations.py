@@ -16,7 +16,8 @@ from torch import nn
 
 from fedflat import Experiment, Federation, InputError, load_federation
 from fedflat.method import Method
-from fedflat.run import Run, run
+from fedflat.result import Run
+from fedflat.runner import run
 
 from .harness import PARTIAL, UNEQUAL, StopAfter, assert_same_bits, make_world, run_library
 from .parts import GRADIENT, PARTS, STEP

@@ -9,7 +9,7 @@ import torch
 
 from fedflat.method import Method
 from fedflat.parts import PARTS as SHIPPED
-from fedflat.run import Run, load_run
+from fedflat.result import Run, load_run
 
 from .harness import (
     PARTIAL,

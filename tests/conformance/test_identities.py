@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedflat import Local, Part, register
-from fedflat.run import Run
+from fedflat.result import Run
 
 from . import reference as ref
 from .harness import (

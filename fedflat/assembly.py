@@ -1,0 +1,135 @@
+"""From an experiment to a task: data, model and method, checked against each other."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedflat import calls, streams
+from fedflat.client import Criterion, Task
+from fedflat.data import DATASETS, PARTITIONS, Federation, load_federation
+from fedflat.errors import InputError, UnknownNameError
+from fedflat.experiment import Experiment
+from fedflat.flat import FlatModel
+from fedflat.method import Method, Part
+from fedflat.models import MODELS, build_model
+from fedflat.participation import LAWS
+from fedflat.parts.evaluated import AllClients, Selected
+
+log = logging.getLogger(__name__)
+
+
+def make_task(
+    experiment: Experiment,
+    *,
+    federation: Federation | None = None,
+    model: nn.Module | None = None,
+    loss: Criterion | None = None,
+    root: str | Path | None = None,
+) -> Task:
+    """Data, model and method of an experiment, checked against each other."""
+    e = experiment
+    _check_spelling(e, own_data=federation is not None, own_model=model is not None)
+    if federation is None:
+        federation = load_federation(e.data, e.partition, e.clients, e.seed, root, e.augment, e.local_holdout)
+    task = assemble(e, federation, model, loss)
+    federation.check(_outputs(task) if loss is None else None)
+    for part in task.method.filling("check"):
+        part.check(e, task.model)
+    _check_server_lr(task)
+    if e.weighting == "samples" and task.method.uniform:
+        log.warning("%s: its invariants need plain means over clients; weighting='samples' breaks them", task.method)
+    return task
+
+
+def _check_spelling(e: Experiment, own_data: bool, own_model: bool) -> None:
+    """Tell a wrong name before data are read."""
+    Method.parse(e.method)
+    named: list[tuple[str, str, Collection[str]]] = [("participation", e.participation, LAWS)]
+    named += [] if own_data else [("data set", e.data, DATASETS), ("partition", e.partition, PARTITIONS)]
+    named += [] if own_model else [("model", e.model, MODELS)]
+    for kind, text, known in named:
+        name = calls.parse(text).name
+        if name not in known:
+            raise UnknownNameError(kind, name, known)
+
+
+def assemble(
+    e: Experiment,
+    federation: Federation,
+    model: nn.Module | None,
+    loss: Criterion | None = None,
+    shape: tuple[int, ...] | None = None,
+) -> Task:
+    """A task without the checks. shape: of one sample, where the federation holds none to look at."""
+    method, evaluator = _evaluation(Method.parse(e.method), e.evaluated)
+    if model is None:
+        # Shape and classes first: looking at data may draw, and must not move the stream of the weights.
+        shape, classes = shape or federation.input_shape, federation.classes
+        with streams.isolated(e.seed, "init"):
+            model = build_model(e.model, shape, classes)
+    dtype = getattr(torch, e.dtype)
+    flat = FlatModel(model, dtype, head=e.head, features=e.features, last_stage=e.last_stage)
+    uniform = method.uniform if e.weighting == "auto" else e.weighting == "uniform"
+    task = Task(e, method, flat, federation, loss or F.cross_entropy, uniform, evaluator)
+    for part in method.filling("prepare"):
+        part.prepare(flat)
+    return task
+
+
+def _evaluation(method: Method, evaluated: str) -> tuple[Method, Part | None]:
+    """The method with the bookkeeping that the evaluated weights need, and the part that makes them."""
+    offered = method.filling("averaged")
+    if evaluated == "server" or (evaluated == "auto" and not offered):
+        return method, None
+    if evaluated in ("auto", "averaged"):
+        if not offered:
+            raise InputError(f"evaluated='averaged': no part of {str(method)!r} makes an average; add swa, for one")
+        return method, offered[0]
+    part: Part = Selected() if evaluated == "selected" else AllClients()
+    return method + part, part
+
+
+def _outputs(task: Task) -> int | None:
+    """How many classes the model tells apart, by trying it on one sample."""
+    samples = task.federation.samples(0)
+    if len(samples) == 0:
+        return None
+    x, _ = samples.batch(torch.zeros(1, dtype=torch.int64))
+    task.model.module.eval()
+    try:
+        with torch.no_grad(), streams.isolated(task.experiment.seed, "trial"):
+            output = task.model(task.federation.preprocess(x, None, task.model.theta.dtype))
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise InputError(f"the model does not take the data: {error}") from error
+    if not isinstance(output, Tensor) or output.dim() < 2:
+        raise InputError("the model must return one row of class scores a sample; for other outputs give loss=…")
+    return int(output.shape[1])
+
+
+def _check_server_lr(task: Task) -> None:
+    owner = task.method.owner("step")
+    if owner.own_step and task.experiment.server_lr != 1.0:
+        raise InputError(f"{owner.name} defines its own server step ({owner.own_step}): leave server_lr at 1")
+
+
+def describe_inputs(task: Task, custom_model: bool) -> dict[str, Any]:
+    """What tells two sets of data and models apart, and what `load_run` must know to rebuild the model."""
+    names = "".join(f"{span.name}{span.shape}" for span in task.model.spans).encode()
+    weights = task.model.theta.numpy().tobytes()
+    federation = task.federation
+    return {
+        "data": federation.fingerprint(),
+        "model": hashlib.sha256(names + weights).hexdigest()[:16],
+        "custom_model": custom_model,
+        "clients": len(federation),
+        "classes": None if custom_model else federation.classes,
+        "shape": None if custom_model else list(federation.input_shape),
+    }

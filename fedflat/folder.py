@@ -1,0 +1,206 @@
+"""The run folder: experiment, tables, checkpoints. TOML, JSON and safetensors only; nothing is pickled."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import math
+import os
+import platform
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from fedflat.errors import CheckpointError
+from fedflat.experiment import Experiment
+from fedflat.store import pack_tensors, read_tensors, write_atomically
+
+PATIENCE = 20  # tenths of a second to wait for a run folder
+
+
+@dataclass
+class Checkpoint:
+    """A run between two rounds: tensors by name and plain values."""
+
+    tensors: dict[str, Tensor]
+    plain: dict[str, Any]
+    versions: dict[int, int] = field(default_factory=dict)
+
+
+class RunFolder:
+    """The files of one run. Only one process at a time may write to it."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._lock: Any = None
+
+    # ---- opening ----
+    def exists(self) -> bool:
+        """Whether the folder holds a run."""
+        return (self.path / "experiment.toml").exists()
+
+    def lock(self) -> None:
+        """Claim the folder for this process until it ends."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = (self.path / ".lock").open("w")
+        except OSError as error:
+            raise CheckpointError(f"{self.path} cannot be a run folder: {error}") from None
+        for attempt in range(PATIENCE + 1):  # the workers of a run that was just killed hold on for a moment
+            try:
+                return fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                time.sleep(0.1 if attempt < PATIENCE else 0)
+        raise CheckpointError(f"{self.path} is in use by another process that is running there")
+
+    def unlock(self) -> None:
+        """Let other processes have the folder."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def create(self, experiment: Experiment, environment: dict[str, Any]) -> None:
+        """Start a new run here; a folder with other things in it is refused."""
+        ours = "environment.json"  # all there is if the process was killed in between
+        others = [p.name for p in self.path.iterdir() if not p.name.startswith(".") and p.name != ours]
+        if others:
+            raise CheckpointError(
+                f"{self.path} is not a run folder and not empty (it has {others[0]!r}); choose another"
+            )
+        write_atomically(self.path / "environment.json", _json(environment))
+        write_atomically(self.path / "experiment.toml", experiment.to_toml().encode())
+
+    def experiment(self) -> Experiment:
+        """The experiment of this run."""
+        if not self.exists():
+            raise CheckpointError(f"{self.path} holds no run: there is no experiment.toml in it")
+        return Experiment.from_toml(self.path / "experiment.toml")
+
+    # ---- tables ----
+    def append(self, table: str, rows: list[dict[str, Any]]) -> None:
+        """Add rows to `metrics` or `clients`."""
+        with (self.path / f"{table}.jsonl").open("a") as file:
+            file.write("".join(_line(row) for row in rows))
+
+    def rows(self, table: str, until: int | None = None) -> list[dict[str, Any]]:
+        """The rows of a table, up to and including round `until`."""
+        return list(self._rows(table, until))
+
+    def _rows(self, table: str, until: int | None) -> Iterator[dict[str, Any]]:
+        path = self.path / f"{table}.jsonl"
+        if not path.exists():
+            return
+        lines = path.read_text().splitlines()
+        for number, line in enumerate(lines, start=1):
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError:
+                # A kill may cut the last line short; its round is past the checkpoint and will be run again.
+                if until is not None and number == len(lines):
+                    return
+                raise CheckpointError(f"{path}, line {number}, is damaged; nothing was deleted") from None
+            if until is None or row["round"] <= until:
+                yield row
+
+    def rewind(self, until: int) -> None:
+        """Drop the rows of rounds after `until`: they will be run again."""
+        for table in ("metrics", "clients"):
+            rows = self.rows(table, until)
+            write_atomically(self.path / f"{table}.jsonl", "".join(_line(row) for row in rows).encode())
+
+    # ---- checkpoints ----
+    def save_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Replace the checkpoint. The JSON file is renamed last and names the tensors' file with its checksum."""
+        blob = pack_tensors(checkpoint.tensors)
+        name = f"checkpoint-{checkpoint.plain['round']:06d}.safetensors"
+        write_atomically(self.path / name, blob)
+        plain = checkpoint.plain | {
+            "tensors": name,
+            "sha256": hashlib.sha256(blob).hexdigest(),
+            "client_versions": {str(k): v for k, v in checkpoint.versions.items()},
+        }
+        write_atomically(self.path / "checkpoint.json", _json(plain))
+        self._delete_checkpoints_but(name)
+
+    def tidy(self) -> None:
+        """Delete what a process that was killed while writing has left behind."""
+        for abandoned in self.path.rglob(".*.tmp"):
+            abandoned.unlink(missing_ok=True)
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # `load_checkpoint` will say what is wrong
+            self._delete_checkpoints_but(json.loads((self.path / "checkpoint.json").read_text())["tensors"])
+
+    def _delete_checkpoints_but(self, name: str) -> None:
+        for old in self.path.glob("checkpoint-*.safetensors"):
+            if old.name != name:
+                old.unlink()
+
+    def load_checkpoint(self) -> Checkpoint | None:
+        """The last checkpoint; None if the run was stopped before its first."""
+        path = self.path / "checkpoint.json"
+        if not path.exists():
+            return None
+        try:
+            plain = json.loads(path.read_text())
+            tensors, checksum = self.path / plain.pop("tensors"), plain.pop("sha256")
+            versions = {int(k): int(v) for k, v in plain.pop("client_versions").items()}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{path} is damaged ({error}); nothing was deleted") from None
+        with contextlib.suppress(FileNotFoundError):
+            if hashlib.sha256(tensors.read_bytes()).hexdigest() != checksum:
+                raise CheckpointError(
+                    f"{tensors} is damaged (its checksum is not the recorded one); nothing was deleted"
+                )
+        return Checkpoint(read_tensors(tensors), plain, versions)
+
+    def save_weights(self, name: str, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+        """Write a model as `name`.safetensors, loadable with `load_state_dict`."""
+        copies = {key: t.detach().contiguous().clone() for key, t in tensors.items()}
+        write_atomically(self.path / f"{name}.safetensors", save(copies, metadata))
+
+
+def describe_environment() -> dict[str, Any]:
+    """Versions and hardware, for whoever wants to repeat the run."""
+    return {
+        "fedflat": _version("fedflat"),
+        "torch": torch.__version__,
+        "numpy": _version("numpy"),
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+    }
+
+
+def _version(package: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor()
+
+
+def _line(row: dict[str, Any]) -> str:
+    """A row as JSON, which has no word for numbers that are not finite."""
+    plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
+    return json.dumps(plain) + "\n"
+
+
+def _json(value: dict[str, Any]) -> bytes:
+    return (json.dumps(value, indent=1) + "\n").encode()

@@ -1,0 +1,158 @@
+"""`Run`: a result, in memory or on disk, and the way from one to the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from fedflat.assembly import assemble
+from fedflat.client import Task
+from fedflat.data import Federation
+from fedflat.errors import CheckpointError, InputError
+from fedflat.folder import Checkpoint, RunFolder
+from fedflat.method import Server, State
+from fedflat.server import Row, evaluated_weights, fresh_server
+from fedflat.store import ClientStore, flatten, nest
+
+
+class Run:
+    """A run, finished or under way.
+
+    experiment: what was run. metrics: one dict a round. out: its folder, if it has one.
+    server_weights: the vector that would be sent next. weights: the vector that is evaluated.
+    """
+
+    def __init__(self, task: Task, server: Server, store: ClientStore, folder: RunFolder | None) -> None:
+        self.experiment, self._task, self._server = task.experiment, task, server
+        self._store, self._folder = store, folder
+        self.metrics: list[Row] = []
+        self._clients: list[Row] = []
+        self.best: dict[str, Any] = {"round": 0, "accuracy": -1.0}
+        self._inputs: dict[str, Any] = {}
+
+    @property
+    def out(self) -> Path | None:
+        """The run folder."""
+        return self._folder.path if self._folder else None
+
+    @property
+    def clients(self) -> list[Row]:
+        """One dict per round and client that took part: samples, steps, loss, norm of its update, seconds."""
+        return self._folder.rows("clients", self._server.round) if self._folder else self._clients
+
+    @property
+    def server_weights(self) -> Tensor:
+        """The server's weights, as sent in the next round."""
+        return self._server.theta.clone()
+
+    @property
+    def weights(self) -> Tensor:
+        """The evaluated weights (see `Experiment.evaluated`)."""
+        return evaluated_weights(self._task, self._server).clone()
+
+    @property
+    def model(self) -> nn.Module:
+        """A module with the evaluated weights, in evaluation mode."""
+        return self._export(self.weights)
+
+    @property
+    def server_state(self) -> dict[str, State]:
+        """{part: {name: tensor}} that the method keeps on the server."""
+        return _copied(self._server.states)
+
+    def client_state(self, client: int) -> dict[str, State]:
+        """{part: {name: tensor}} that the method keeps for a client; empty for one that never took part."""
+        self._check_client(client)
+        return _copied(self._store.get(client))
+
+    def personal(self, client: int) -> nn.Module:
+        """Client `client`'s own model, for the methods that keep one."""
+        self._check_client(client)
+        states, method = self._store.get(client), self._task.method
+        for part in method.filling("personal"):
+            theta = part.personal(states.get(part.name, {}), self._server.theta)
+            if theta is not None:
+                return self._export(theta)
+        raise InputError(f"the method {str(method)!r} keeps no personal model for client {client}")
+
+    def _export(self, theta: Tensor) -> nn.Module:
+        return self._task.model.export(theta, self._server.buffers, self._server.counters)
+
+    def _check_client(self, client: int) -> None:
+        if not 0 <= client < self._server.clients:
+            raise InputError(f"there is no client {client}: the run has clients 0 to {self._server.clients - 1}")
+
+    def __repr__(self) -> str:
+        done = f"{len(self.metrics)} of {self.experiment.rounds} rounds"
+        last = self.metrics[-1]["accuracy"] if self.metrics else None
+        return f"<Run {self.experiment.method!r}: {done}" + (f", accuracy {last:.4f}>" if last is not None else ">")
+
+
+def load_run(path: str | Path, model: nn.Module | None = None) -> Run:
+    """A run from its folder, finished or not. model: the module it was made with, if that was your own."""
+    folder = RunFolder(path)
+    experiment, checkpoint = folder.experiment(), folder.load_checkpoint()
+    if checkpoint is None:
+        raise CheckpointError(f"{path} has no checkpoint yet: the run was stopped before its first one")
+    inputs = checkpoint.plain["inputs"]
+    if model is None and inputs["custom_model"]:
+        raise CheckpointError(f"{path} was run with a model of your own: load_run(path, model=that_module)")
+    nobody = _Nobody(inputs["clients"])
+    placeholder = Federation(nobody, sizes=nobody, classes=inputs["classes"])
+    task = assemble(experiment, placeholder, model, shape=inputs["shape"] and tuple(inputs["shape"]))
+    result = Run(task, fresh_server(task), ClientStore(folder.path / "clients"), folder)
+    restore(result, checkpoint)
+    return result
+
+
+class _Nobody(Sequence[Any]):
+    """So many clients of which nothing is known but the number."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: Any) -> Any:
+        raise CheckpointError("a run loaded from its folder has no training data")
+
+
+def restore(result: Run, checkpoint: Checkpoint, *, prune: bool = False) -> None:
+    """Put a run where a checkpoint was. prune: delete client states of later rounds, when the run is to go on."""
+    server, tensors = result._server, checkpoint.tensors
+    if tensors["server/theta"].shape != server.theta.shape:
+        raise CheckpointError(f"{result.out} belongs to a model of another size")
+    server.theta, server.buffers = tensors.pop("server/theta"), tensors.pop("server/buffers")
+    server.counters = tensors.pop("server/counters")
+    server.states = nest({key.removeprefix("state/"): t for key, t in tensors.items()})
+    server.round = checkpoint.plain["round"]
+    result.best, result._inputs = checkpoint.plain["best"], checkpoint.plain["inputs"]
+    result._store.restore(checkpoint.versions, prune=prune)
+    assert result._folder is not None
+    result.metrics = result._folder.rows("metrics", server.round)
+
+
+def save(result: Run) -> None:
+    """Write a checkpoint and the evaluated model."""
+    folder, server = result._folder, result._server
+    if folder is None:
+        return
+    versions = result._store.flush()
+    tensors = {
+        "server/theta": server.theta,
+        "server/buffers": server.buffers,
+        "server/counters": server.counters,
+    }
+    tensors |= {f"state/{key}": t for key, t in flatten(server.states).items()}
+    plain = {"round": server.round, "best": result.best, "inputs": result._inputs}
+    folder.save_checkpoint(Checkpoint(tensors, plain, versions))
+    result._store.settle()
+    folder.save_weights("model", result.model.state_dict(), {"round": str(server.round)})
+
+
+def _copied(states: dict[str, State]) -> dict[str, State]:
+    return {part: {name: t.clone() for name, t in state.items()} for part, state in states.items()}

@@ -1,0 +1,168 @@
+"""`run`: from an experiment to its result, resumable at any point."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from fedflat import streams
+from fedflat.assembly import describe_inputs, make_task
+from fedflat.backends import Backend, make_backend
+from fedflat.callbacks import Callback
+from fedflat.client import Criterion, Task
+from fedflat.data import Federation
+from fedflat.errors import CheckpointError, FedflatError, InterruptedRunError
+from fedflat.experiment import Experiment
+from fedflat.folder import RunFolder, describe_environment
+from fedflat.participation import Participants, checked
+from fedflat.participation import participants as participants_by
+from fedflat.result import Run, restore, save
+from fedflat.server import RoundLoop, Row, fresh_server
+from fedflat.signals import interruptible
+from fedflat.store import MEMORY, ClientStore
+
+log = logging.getLogger(__name__)
+CHECKPOINT_SECONDS = 10.0
+
+
+def run(
+    experiment: Experiment,
+    *,
+    federation: Federation | None = None,
+    model: nn.Module | None = None,
+    loss: Criterion | None = None,
+    participants: Participants | None = None,
+    out: str | Path | None = None,
+    root: str | Path | None = None,
+    progress: bool | None = None,
+    callbacks: Sequence[Callback] = (),
+    state_memory: int = MEMORY,
+) -> Run:
+    """Run an experiment, or go on with it where its folder left off.
+
+    federation, model, loss: your own data, network and loss instead of the experiment's `data`, `model` and
+        cross-entropy. The loss takes (output, y) and returns a mean over the batch. participants: from t = 0, 1, … to
+        the clients that train, instead of `participation`.
+    out: folder for everything the run writes; None keeps it in memory. root: where data sets lie.
+    progress: a live line in the terminal; None shows it where there is a terminal.
+    callbacks: see `Callback`. state_memory: bytes of client state to hold in memory before it goes to disk.
+    """
+    with _single_thread(), streams.isolated(experiment.seed, "run"):
+        task = make_task(experiment, federation=federation, model=model, loss=loss, root=root)
+        choose = _chooser(task, participants)
+        folder = RunFolder(out) if out is not None else None
+        try:
+            result = _open(task, folder, custom_model=model is not None, memory=state_memory)
+            if len(result.metrics) < experiment.rounds:
+                shown = sys.stderr.isatty() if progress is None else progress
+                _go_on(result, choose, [*callbacks, *(_display() if shown else [])])
+        finally:
+            if folder:
+                folder.unlock()
+    return result
+
+
+def _display() -> list[Callback]:
+    from fedflat.report.progress import Progress  # rich is imported only where something is shown
+
+    return [Progress()]
+
+
+def _chooser(task: Task, own: Participants | None) -> Callable[[int], list[int]]:
+    clients, e = len(task.federation), task.experiment
+    law = participants_by(e.participation, clients, e.seed) if own is None else own
+    return checked(law, clients)
+
+
+def _open(task: Task, folder: RunFolder | None, custom_model: bool, memory: int) -> Run:
+    server = fresh_server(task)
+    if folder is None:
+        return Run(task, server, ClientStore(None, memory), None)
+    folder.lock()
+    folder.tidy()
+    result = Run(task, server, ClientStore(folder.path / "clients", memory), folder)
+    result._inputs = describe_inputs(task, custom_model)
+    if not folder.exists():
+        folder.create(task.experiment, describe_environment() | {"inputs": result._inputs})
+        return result
+    differences = task.experiment.differences(folder.experiment())
+    if differences:
+        raise CheckpointError(
+            f"{folder.path} holds another experiment ({'; '.join(differences)}); choose another folder"
+        )
+    checkpoint = folder.load_checkpoint()
+    if checkpoint is None:
+        folder.rewind(0)
+        result._store.restore({}, prune=True)
+        return result
+    changed = [k for k, v in result._inputs.items() if checkpoint.plain["inputs"].get(k) != v]
+    if changed:
+        raise CheckpointError(f"{folder.path} was run with other data or another model (differs: {', '.join(changed)})")
+    restore(result, checkpoint, prune=True)
+    folder.rewind(server.round)
+    log.info("%s: going on after round %d", folder.path, server.round)
+    return result
+
+
+def _go_on(result: Run, choose: Callable[[int], list[int]], callbacks: Sequence[Callback]) -> None:
+    task = result._task
+    backend: Backend = make_backend(task)
+    loop = RoundLoop(task, result._server, backend, result._store, choose)
+    saved, stop = time.monotonic(), False
+    try:
+        for callback in callbacks:
+            callback.start(result)
+        with interruptible() as loop.safe:
+            while result._server.round < task.experiment.rounds and not stop:
+                metrics = loop.run_round()
+                _record(result, metrics, loop.rows)
+                wishes = [callback.round(result, metrics) for callback in callbacks]
+                stop = any(wishes)
+                if time.monotonic() - saved > CHECKPOINT_SECONDS:
+                    save(result)
+                    saved = time.monotonic()
+        save(result)
+    except KeyboardInterrupt:
+        save(result)
+        where = f"; run the same command again to go on from {result.out}" if result.out else ""
+        raise InterruptedRunError(f"interrupted after round {result._server.round}{where}") from None
+    except FedflatError:
+        if result._server.round:
+            save(result)
+        raise
+    finally:
+        backend.close()
+        for callback in callbacks:
+            callback.end(result)
+
+
+def _record(result: Run, metrics: Row, rows: list[Row]) -> None:
+    result.metrics.append(metrics)
+    better = metrics["accuracy"] is not None and metrics["accuracy"] > result.best["accuracy"]
+    if better:
+        result.best = {"round": metrics["round"], "accuracy": metrics["accuracy"]}
+    if result._folder is None:
+        result._clients += rows
+        return
+    result._folder.append("metrics", [metrics])
+    result._folder.append("clients", rows)
+    if better:
+        result._folder.save_weights("best", result.model.state_dict(), {"round": str(metrics["round"])})
+
+
+@contextlib.contextmanager
+def _single_thread() -> Iterator[None]:
+    """Sums of many numbers depend on how many threads share them; one everywhere gives one result everywhere."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
