@@ -21,6 +21,7 @@ from fedflat.flat import FlatModel
 from fedflat.method import Batch, Local, Method, Part, State, Update
 
 Criterion = Callable[[Any, Tensor], Tensor]
+BLOCK_BYTES = 3 << 20  # inputs that are prepared at once: enough to spread fixed costs, little enough for a cache
 
 
 @dataclass
@@ -224,10 +225,24 @@ class LocalLoop:
             steps = len(sizes) * (experiment.local_epochs if epochs is None else epochs)
         while steps > 0:
             shuffled = torch.randperm(count, generator=order)
-            for chunk in torch.split(shuffled[: sum(sizes)], sizes)[:steps]:
-                x, y = self.samples.batch(chunk)
-                yield task.federation.preprocess(x, augment, local.theta.dtype), y
+            yield from self._prepared(torch.split(shuffled[: sum(sizes)], sizes)[:steps], augment)
             steps -= len(sizes)
+
+    def _prepared(self, batches: tuple[Tensor, ...], augment: torch.Generator) -> Iterator[tuple[Any, Tensor]]:
+        """Inputs and labels of the batches of positions; several small batches are prepared in one go."""
+        done, group = 0, 1
+        while done < len(batches):
+            now = batches[done : done + group]
+            x, y = self.samples.batch(torch.cat(now))
+            x = self.task.federation.preprocess(x, augment, self.local.theta.dtype)
+            done += len(now)
+            if len(now) == 1:
+                if isinstance(x, Tensor):
+                    group = max(1, BLOCK_BYTES // max(1, x.numel() * x.element_size()))
+                yield x, y
+            else:
+                lengths = [len(batch) for batch in now]
+                yield from zip(torch.split(x, lengths), torch.split(y, lengths), strict=True)
 
     def _descend(self, only: Tensor | None) -> None:
         local, experiment = self.local, self.task.experiment

@@ -69,11 +69,12 @@ class Preprocess:
         starts = (corner[0] * line + corner[1] * channels)[:, None] + tables.lines
         images = torch.arange(0, padded.numel(), padded[0].numel())[:, None]
         rows = _runs(padded, width * channels).index_select(0, (starts + images).view(-1))
-        scaled = rows.to(tables.scale.dtype).mul_(tables.scale)
+        values = rows.to(tables.scale.dtype)
         if self.black:
-            return scaled.add_(tables.shift)
+            return values.mul_(tables.scale).add_(tables.shift)
         # The border must become 0: gather the shift from a canvas that is 0 there, by the same windows.
-        return scaled.add_(_runs(tables.canvas, width * channels).index_select(0, starts.view(-1)))
+        shifts = _runs(tables.canvas, width * channels).index_select(0, starts.view(-1))
+        return shifts.addcmul_(values, tables.scale)
 
     def _normalise_plain(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         if len(self.mean) != 1 or len(self.std) != 1:
