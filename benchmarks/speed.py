@@ -15,6 +15,7 @@ import json
 import multiprocessing
 import statistics
 import time
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -121,12 +122,16 @@ class Fedflat:
             workers=WORKERS,
         )
 
-    def seconds(self, rounds: int) -> float:
-        """Seconds a round, the first one left out."""
+    def round_seconds(self, rounds: int) -> list[float]:
+        """Seconds of each round, the first one left out."""
         clock = Clock()
         experiment = self.experiment.replace(rounds=rounds + 1)
         fedflat.run(experiment, federation=self.federation, callbacks=[clock], progress=False)
-        return (clock.times[-1] - clock.times[0]) / rounds
+        return [after - before for before, after in pairwise(clock.times)]
+
+    def seconds(self, rounds: int) -> float:
+        """Seconds a round."""
+        return statistics.mean(self.round_seconds(rounds))
 
 
 def contest(workload: str, repeats: int, rounds: int) -> dict[str, float]:

@@ -50,25 +50,9 @@ def dirichlet_over_clients(
     """
     if compat not in ("", "fedtorch"):
         raise PartitionError(f'dirichlet_over_clients: compat={compat!r} is unknown; give "fedtorch" or nothing')
-    if compat == "fedtorch":
-        return _deal(
-            targets,
-            clients,
-            rng,
-            "dirichlet_over_clients",
-            alpha,
-            1,
-            lambda t: _rounded(rng, t, clients, alpha),
-        )
-    return _deal(
-        targets,
-        clients,
-        rng,
-        "dirichlet_over_clients",
-        alpha,
-        minimum,
-        lambda t: _plain(rng, t, clients, alpha),
-    )
+    draw, least = (_rounded, 1) if compat else (_plain, minimum)
+    name = "dirichlet_over_clients"
+    return _deal(targets, clients, rng, name, alpha, least, lambda t: draw(rng, t, clients, alpha))
 
 
 def _deal(
