@@ -116,7 +116,7 @@ def test_without_pillow_or_matplotlib_the_error_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     for split in ("train", "test"):
         (tmp_path / split / "cat").mkdir(parents=True)
         (tmp_path / split / "cat" / "a.png").write_bytes(b"")

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedflat.errors import InputError
+from fedflat.extras import blank_figure
 
 MOST = 120  # clients that can still be told apart in one picture
 INK, QUIET, GRID = "#1f2933", "#6b7785", "#e8ebef"
@@ -19,7 +20,6 @@ def partition_figure(counts: np.ndarray, path: str | Path, title: str = "") -> P
     Dots show samples of a class at a client, bars above them the clients' sizes, bars beside them the classes' sizes.
     Of more than 120 clients, evenly spaced ones are shown, and the title says so. Returns the path.
     """
-    figure_class, canvas = _matplotlib()
     counts = np.asarray(counts)
     if counts.ndim != 2 or counts.size == 0:
         raise InputError(f"a class-count matrix has two axes, clients and classes; this one is {counts.shape}")
@@ -27,8 +27,7 @@ def partition_figure(counts: np.ndarray, path: str | Path, title: str = "") -> P
     part = counts[shown]
     width = float(np.clip(2.5 + 0.105 * len(shown), 6.0, 15.0))
     height = float(np.clip(2.6 + 0.27 * part.shape[1], 4.0, 12.0))
-    figure = figure_class(figsize=(width, height), layout="constrained", facecolor="white")
-    canvas(figure)
+    figure = blank_figure(width, height)
     grid = figure.add_gridspec(2, 2, width_ratios=(width, 1.3), height_ratios=(0.9, height), wspace=0.02, hspace=0.03)
     middle = figure.add_subplot(grid[1, 0])
     _dots(middle, part, shown)
@@ -37,16 +36,6 @@ def partition_figure(counts: np.ndarray, path: str | Path, title: str = "") -> P
     figure.suptitle(_title(counts, shown, title), fontsize=11, color=INK, x=0.01, ha="left")
     figure.savefig(path, dpi=144)
     return Path(path)
-
-
-def _matplotlib() -> tuple[Any, Any]:
-    """The figure class and a canvas that needs no screen; pyplot and its global state are left alone."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise InputError("a picture needs matplotlib: pip install 'fedflat[report]'") from None
-    return Figure, FigureCanvasAgg
 
 
 def _title(counts: np.ndarray, shown: np.ndarray, title: str) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedflat.errors import InputError
+from fedflat.extras import blank_figure
 from fedflat.report.records import Record, records_of
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def curves(runs: Iterable[Run | Record | str | Path], path: str | Path, title: s
     runs: runs, or run folders; unfinished ones too. A long curve is drawn twice: every round faintly, and a centred
     moving average over 5 % of the rounds on top. Returns the path.
     """
-    figure = _figure()
+    figure = blank_figure(10, 4.4)
     records = records_of(runs)
     if not any(record.metrics for record in records):
         raise InputError("there is nothing to draw: no round of these runs has ended yet")
@@ -41,17 +42,6 @@ def curves(runs: Iterable[Run | Record | str | Path], path: str | Path, title: s
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=144)
     return Path(path)
-
-
-def _figure() -> Any:
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise InputError("a picture needs matplotlib: pip install 'fedflat[report]'") from None
-    figure = Figure(figsize=(10, 4.4), layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
-    return figure
 
 
 def _panel(axes: Any, records: Sequence[Record], name: str) -> bool:
