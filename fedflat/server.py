@@ -74,7 +74,7 @@ class RoundLoop:
         """
         start = time.perf_counter()
         server, method = self.server, self.task.method
-        clients = self.choose(server.round)
+        clients = self._longest_first(self.choose(server.round))
         server.round += 1
         try:
             server.lr = self._learning_rate()
@@ -95,8 +95,12 @@ class RoundLoop:
             self.store.forget_pending()
             raise
         self._apply(delta, tally, sums)
-        self.rows = tally.rows
+        self.rows = sorted(tally.rows, key=lambda row: int(row["client"]))
         return self._metrics(tally, broadcast, len(clients), start)
+
+    def _longest_first(self, clients: list[int]) -> list[int]:
+        """The order of training and of every sum: no worker is left with a large client at the end of a round."""
+        return sorted(clients, key=lambda client: (-self.task.federation.size(client), client))
 
     def _learning_rate(self) -> float:
         server = self.server

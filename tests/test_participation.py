@@ -101,6 +101,14 @@ def test_a_callable_says_who_trains(kind: Any) -> None:
     assert [row["clients"] for row in run.metrics] == [2, 2]
 
 
+def test_the_order_in_which_participants_are_named_does_not_matter() -> None:
+    one, other = (
+        fedflat.run(plain(rounds=2), federation=world(), model=network(), participants=lambda t, s=step: [0, 1, 2][::s])
+        for step in (1, -1)
+    )
+    assert torch.equal(one.weights, other.weights)
+
+
 def test_a_run_with_more_participants_than_clients_is_refused() -> None:
     with pytest.raises(InputError, match="uniform"):
         fedflat.run(plain(participation="uniform(4)"), federation=world(), model=network())
