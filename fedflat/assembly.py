@@ -76,7 +76,8 @@ def assemble(
         with streams.isolated(e.seed, "init"):
             model = build_model(e.model, shape, classes)
     dtype = getattr(torch, e.dtype)
-    flat = FlatModel(model, dtype, head=e.head, features=e.features, last_stage=e.last_stage)
+    names = {"head": e.head, "features": e.features, "last_stage": e.last_stage}
+    flat = FlatModel(model, dtype, **names, precision=e.precision)
     uniform = method.uniform if e.weighting == "auto" else e.weighting == "uniform"
     task = Task(e, method, flat, federation, loss or F.cross_entropy, uniform, evaluator)
     for part in method.filling("prepare"):

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from fedflat import streams
-from fedflat.data.federation import Federation, Samples
+from fedflat.data.federation import IGNORED, Federation, Samples
 from fedflat.errors import ClientError, InputError
 from fedflat.experiment import Experiment
 from fedflat.flat import FlatModel
 from fedflat.method import Batch, Local, Method, Part, State, Update
 
 Criterion = Callable[[Any, Tensor], Tensor]
-BLOCK_BYTES = 3 << 20  # inputs that are prepared at once: enough to spread fixed costs, little enough for a cache
+BLOCK = 3 << 18  # numbers that are prepared at once: enough to spread fixed costs, few enough for a cache
 
 
 @dataclass
@@ -85,8 +85,9 @@ def train(task: Task, job: Job) -> Update:
         failure = str(error)
     except InputError:
         raise
-    except Exception:
-        raise ClientError(job.round, job.client, local.steps if local else None, traceback.format_exc()) from None
+    except Exception as error:
+        step = local.steps if local else None
+        raise ClientError(job.round, job.client, step, traceback.format_exc()) from error
     assert local is not None
     return Update(
         client=job.client,
@@ -148,7 +149,7 @@ class LocalLoop:
         self.task, self.local, self.samples = task, local, samples
         self._fill = task.method.filling
         self._gradient = task.method.owner("gradient").gradient
-        self._loss_sum, self._loss_count, self._step_loss = 0.0, 0, math.nan
+        self._loss_sum, self._loss_count, self._step_loss, self._fits = 0.0, 0, math.nan, 0
         local.full_gradient = self.full_gradient
 
     @property
@@ -164,9 +165,10 @@ class LocalLoop:
         Every call sees the same minibatches, so that two branches of a round can be compared.
         """
         local, experiment = self.local, self.task.experiment
-        local.branch = branch
-        if local.steps > 0 or local.velocity is None:  # a part may hand a momentum over to the first fit only
+        local.start_branch(branch)
+        if self._fits > 0 or local.velocity is None:  # a part may hand a momentum over to the first fit only
             local.velocity = torch.zeros_like(local.theta) if experiment.momentum else None
+        self._fits += 1
         for x, y in self._batches(epochs):
             local.batch = Batch(x, ((1.0, y),))
             for part in self._fill("batch"):
@@ -174,25 +176,35 @@ class LocalLoop:
             self._step_loss = math.nan
             self._gradient(local, self.evaluate)
             self._record(len(y))
-            for part in self._fill("correct"):
+            for part in self._here("correct"):
                 part.correct(local)
             self._descend(only)
-            for part in self._fill("constrain"):
-                part.constrain(local)
-            local.steps += 1
+            self._constrain(only)
+            local.steps += branch == "global"
+
+    def _here(self, slot: str) -> Iterator[Part]:
+        return (part for part in self._fill(slot) if self.local.branch == "global" or part.everywhere)
+
+    def _constrain(self, only: Tensor | None) -> None:
+        before = None if only is None else self.local.theta.clone()
+        for part in self._here("constrain"):
+            part.constrain(self.local)
+        if only is not None and before is not None:  # what is not trained must not move by a rounding error either
+            torch.where(only.bool(), self.local.theta, before, out=self.local.theta)
 
     def evaluate(self) -> Tensor:
         """Loss and gradient (into `local.grad`) of the current batch at the current weights."""
         local = self.local
         local.grad.zero_()
         with self._watched():
-            output = forward(self.task, local.batch.x)
-            loss = data_loss(self.task.criterion, output, local.batch)
-            if math.isnan(self._step_loss):
-                self._step_loss = loss.item()
-            for part in self._fill("loss"):
-                term = part.loss(local, output)
-                loss = loss if term is None else loss + term
+            output = local.model(local.batch.x)
+        local.features = local.model.captured
+        loss = local.data_loss = data_loss(self.task.criterion, output, local.batch)
+        if math.isnan(self._step_loss):
+            self._step_loss = loss.item()
+        for part in self._fill("loss"):
+            term = part.loss(local, output)
+            loss = loss if term is None else loss + term
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
@@ -204,7 +216,7 @@ class LocalLoop:
             for chunk in torch.split(torch.arange(count), task.experiment.batch_size or count):
                 x, y = self.samples.batch(chunk)
                 local.grad.zero_()
-                output = forward(task, task.federation.preprocess(x, None, local.theta.dtype))
+                output = local.model(task.federation.preprocess(x, None, local.theta.dtype))
                 task.criterion(output, y).backward()  # type: ignore[no-untyped-call]
                 total.add_(local.grad, alpha=len(chunk) / count)
         return total
@@ -238,7 +250,7 @@ class LocalLoop:
             done += len(now)
             if len(now) == 1:
                 if isinstance(x, Tensor):
-                    group = max(1, BLOCK_BYTES // max(1, x.numel() * x.element_size()))
+                    group = max(1, BLOCK // max(1, x.numel()))
                 yield x, y
             else:
                 lengths = [len(batch) for batch in now]
@@ -263,8 +275,9 @@ class LocalLoop:
     def _record(self, count: int) -> None:
         if not math.isfinite(self._step_loss):
             raise DivergedError(f"its loss is {self._step_loss} at step {self.local.steps}")
-        self._loss_sum += self._step_loss * count
-        self._loss_count += count
+        if self.local.branch == "global":
+            self._loss_sum += self._step_loss * count
+            self._loss_count += count
 
     def _watched(self) -> AbstractContextManager[Any]:
         watchers = self._fill("watch")
@@ -292,15 +305,6 @@ def minibatch_sizes(count: int, batch_size: int, drop_last: bool) -> list[int]:
     size = batch_size or count
     sizes = [size] * (count // size)
     return sizes if drop_last or count % size == 0 else [*sizes, count % size]
-
-
-def forward(task: Task, x: Any) -> Any:
-    """The model's output; with `precision="bfloat16"` its kernels are, while weights and output stay float32."""
-    if task.experiment.precision != "bfloat16":
-        return task.model(x)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        output = task.model(x)
-    return output.float() if isinstance(output, Tensor) else output
 
 
 @dataclass
@@ -341,9 +345,11 @@ def assess(task: Task, samples: Samples, start: int, stop: int) -> Score:
     score = Score()
     for low in range(start, stop, EVALUATION_BATCH):
         x, y = samples.batch(torch.arange(low, min(low + EVALUATION_BATCH, stop)))
-        output = forward(task, task.federation.preprocess(x, None, task.model.theta.dtype))
+        output = task.model(task.federation.preprocess(x, None, task.model.theta.dtype))
         loss = task.criterion(output, y).item()
-        score += Score(len(y), loss * len(y), *_judge(output, y))
+        correct, judged = _judge(output, y)
+        count = judged or len(y)
+        score += Score(count, loss * count, correct, judged)
     return score
 
 
@@ -351,4 +357,5 @@ def _judge(output: Any, y: Tensor) -> tuple[int, int]:
     classes = isinstance(output, Tensor) and output.dim() >= 2 and not y.is_floating_point()
     if not classes or output.shape[:1] + output.shape[2:] != y.shape:
         return 0, 0
-    return int((output.argmax(dim=1) == y).sum()), y.numel()
+    valid = y != IGNORED
+    return int(((output.argmax(dim=1) == y) & valid).sum()), int(valid.sum())

@@ -48,6 +48,7 @@ class FlatModel:
     Floating-point buffers (BatchNorm's statistics) are views of `buffers`, int64 ones (its counts) of `counters`.
 
     head, features, last_stage: names of submodules; see `Experiment`. The head defaults to the last `nn.Linear`.
+    precision: "bfloat16" has the kernels compute in it, while weights, gradients and output stay as they are.
 
     >>> model = FlatModel(nn.Linear(2, 1))
     >>> model.theta.zero_().shape
@@ -65,6 +66,7 @@ class FlatModel:
         head: str | None = None,
         features: str | None = None,
         last_stage: str | None = None,
+        precision: str = "float32",
     ) -> None:
         self._original = copy.deepcopy(module).to(dtype)
         self.module = copy.deepcopy(self._original)
@@ -83,6 +85,7 @@ class FlatModel:
         for name in filter(None, self._names.values()):
             self.submodule(name)
         self.captured: Tensor | None = None
+        self._precision = precision
         self._channels_last = dtype != torch.float64 and _gains_from_channels_last(self.module)
 
     def _flatten_buffers(self, like: torch.dtype) -> Tensor:
@@ -106,7 +109,11 @@ class FlatModel:
                 x = x.to(self.theta.dtype)
             if self._channels_last and x.dim() == 4:
                 x = x.contiguous(memory_format=torch.channels_last)
-        return self.module(x)
+        if self._precision == "float32":
+            return self.module(x)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            output = self.module(x)
+        return output.float() if isinstance(output, Tensor) else output
 
     @property
     def size(self) -> int:

@@ -6,16 +6,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedflat import streams
 from fedflat.errors import InputError
 from fedflat.flat import FlatModel
+from fedflat.sums import TreeSum
 
 if TYPE_CHECKING:
     from fedflat.experiment import Experiment
@@ -41,6 +43,7 @@ class Local:
     lr: learning rate of the round. steps: local steps done so far. samples: n_i. uniform: plain means over clients.
     weight_decay: L2 of the optimiser, which a part may enlarge. velocity: the momentum buffer, zero when None.
     pull: sum of the parts' proximal strengths. full_gradient: of the data loss at given weights, over all samples.
+    features, data_loss: of the current forward pass, for loss terms; features only where a part has asked for them.
     batch: the current minibatch. branch: which trajectory of a method with several is being trained.
     """
 
@@ -72,7 +75,9 @@ class Local:
         self.batch = Batch(None, ())
         self.states, self.sent = states, dict[str, State]()
         self._received, self._share, self._scratch = received, share, dict[str, dict[str, Any]]()
-        self._saved = torch.empty(0)
+        self._streams: dict[str, np.random.Generator] = {}
+        self.features: Tensor | None = None
+        self.data_loss: Tensor | None = None
 
     @property
     def share(self) -> float:
@@ -95,9 +100,16 @@ class Local:
         """A place for `part` to leave things between slots of the same round; forgotten afterwards."""
         return self._scratch.setdefault(part.name, {})
 
-    def numpy_stream(self, purpose: str) -> Any:
-        """A NumPy generator that depends only on (seed, purpose, round, client)."""
-        return streams.numpy_stream(self.experiment.seed, purpose, self.round, self.client)
+    def numpy_stream(self, purpose: str) -> np.random.Generator:
+        """A NumPy generator of (seed, purpose, round, client); every `fit` starts it anew, its steps go on with it."""
+        if purpose not in self._streams:
+            self._streams[purpose] = streams.numpy_stream(self.experiment.seed, purpose, self.round, self.client)
+        return self._streams[purpose]
+
+    def start_branch(self, branch: str) -> None:
+        """Begin a trajectory: the same draws again, so that two branches of a round can be compared."""
+        self.branch = branch
+        self._streams.clear()
 
     @contextmanager
     def displaced(self, by: Tensor, *, track_buffers: bool = False) -> Iterator[None]:
@@ -105,15 +117,13 @@ class Local:
 
         Passes at a displaced point leave BatchNorm's running statistics alone unless `track_buffers` is set.
         """
-        if self._saved.shape != self.theta.shape:
-            self._saved = torch.empty_like(self.theta)
-        self._saved.copy_(self.theta)
+        saved = self.theta.clone()
         buffers, counters = self.model.buffers.clone(), self.model.counters.clone()
         self.theta.add_(by)
         try:
             yield
         finally:
-            self.theta.copy_(self._saved)
+            self.theta.copy_(saved)
             if not track_buffers:
                 self.model.buffers.copy_(buffers)
                 self.model.counters.copy_(counters)
@@ -185,6 +195,10 @@ class Part:
     rank: ClassVar[int] = 0
     uniform: ClassVar[bool] = False
     """Whether the method's identities need plain means over clients (`weighting="auto"`)."""
+    everywhere: ClassVar[bool] = False
+    """Whether `correct` and `constrain` also act on trajectories other than the global one."""
+    needs_mean: ClassVar[bool] = False
+    """Whether the server step is only right for plain means, so that no part may claim `combine`."""
     bookkeeping: ClassVar[bool] = False
     """Whether what this part sends serves the simulation only and is no communication."""
     own_step: ClassVar[str] = ""
@@ -227,7 +241,7 @@ class Part:
 
     def watch(self, local: Local) -> AbstractContextManager[Any]:
         """Something to enter around every forward pass."""
-        raise NotImplementedError
+        return nullcontext()
 
     def loss(self, local: Local, output: Any) -> Tensor | None:
         """A term to add to the batch's loss."""
@@ -256,8 +270,12 @@ class Part:
         return {}
 
     def combine(self, server: Server, updates: Iterable[Update]) -> Tensor:
-        """Make one update of many, which arrive one by one in a fixed order. One owner."""
-        raise NotImplementedError
+        """Make one update of many, which arrive one by one in a fixed order. One owner; by default the mean."""
+        total, weight = TreeSum(), 0.0
+        for update in updates:
+            total.add(update.delta * update.weight)
+            weight += update.weight
+        return total.result().div_(weight)
 
     def step(self, server: Server, delta: Tensor) -> None:
         """Move `server.theta` by the combined update. One owner."""
@@ -319,6 +337,12 @@ class Method:
             if len(self._fillers[slot]) > 1:
                 first, second = (part.name for part in self._fillers[slot][:2])
                 raise InputError(f"{first!r} and {second!r} cannot be combined: both claim {what}")
+        for part in self.parts:
+            for owner in self._fillers["combine"] if part.needs_mean else ():
+                raise InputError(
+                    f"{part.name!r} and {owner.name!r} cannot be combined: the server step of {part.name!r} needs the "
+                    f"plain mean of the updates, which {owner.name!r} replaces"
+                )
 
     @classmethod
     def parse(cls, text: str | Part | Method) -> Method:

@@ -130,17 +130,22 @@ def _go_on(result: Run, choose: Callable[[int], list[int]], callbacks: Sequence[
                     saved = time.monotonic()
         save(result)
     except KeyboardInterrupt:
-        save(result)
+        _save_whole(result)
         where = f"; run the same command again to go on from {result.out}" if result.out else ""
         raise InterruptedRunError(f"interrupted after round {result._server.round}{where}") from None
     except FedflatError:
-        if result._server.round:
-            save(result)
+        _save_whole(result)
         raise
     finally:
         backend.close()
         for callback in callbacks:
             callback.end(result)
+
+
+def _save_whole(result: Run) -> None:
+    """Save, unless a round failed half-way: that one is run again from the last checkpoint."""
+    if result._server.round == len(result.metrics):
+        save(result)
 
 
 def _record(result: Run, metrics: Row, rows: list[Row]) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -15,21 +15,12 @@ from torch import Tensor
 from fedflat.backends.base import Backend, Broadcast, Order, chunks_of
 from fedflat.client import Score, Task
 from fedflat.errors import RoundLostError
-from fedflat.method import Server, Update
+from fedflat.method import Server, State, Update
 from fedflat.store import ClientStore
 from fedflat.sums import TreeSum
 
 log = logging.getLogger(__name__)
 Row = dict[str, Any]
-
-
-def mean_update(updates: Iterable[Update]) -> Tensor:
-    """The weighted mean of the updates."""
-    total, weight = TreeSum(), 0.0
-    for update in updates:
-        total.add(update.delta * update.weight)
-        weight += update.weight
-    return total.result().div_(weight)
 
 
 @dataclass
@@ -73,30 +64,35 @@ class RoundLoop:
         before that leaves both as they were.
         """
         start = time.perf_counter()
-        server, method = self.server, self.task.method
+        server = self.server
         clients = self._longest_first(self.choose(server.round))
         server.round += 1
+        tally, sums = Tally(), dict[str, TreeSum]()
         try:
             server.lr = self._learning_rate()
-            server.origin = server.theta
+            server.origin = server.theta.clone()
             broadcast = self._broadcast(server.theta)
-            tally, sums = Tally(), dict[str, TreeSum]()
-            updates = self._updates(broadcast, clients)
-            usable = _nonempty(self._tallied(updates, tally, sums))
-            owner = method.filling("combine")
             with self.safe():
-                delta = owner[0].combine(server, usable) if owner else mean_update(usable)
-        except _NothingError:
+                delta = self._combined(self._tallied(self._updates(broadcast, clients), tally, sums))
+        except BaseException as error:
             server.round -= 1
             self.store.forget_pending()
-            raise self._lost(clients, tally) from None
-        except BaseException:
-            server.round -= 1
-            self.store.forget_pending()
+            if isinstance(error, _NothingError):
+                raise self._lost(clients, tally) from None
             raise
         self._apply(delta, tally, sums)
         self.rows = sorted(tally.rows, key=lambda row: int(row["client"]))
         return self._metrics(tally, broadcast, len(clients), start)
+
+    def _combined(self, updates: Iterator[Update]) -> Tensor:
+        """One update of many. A part that combines may keep the ones it gets, or stop before the last."""
+        usable = _nonempty(updates)
+        if self.task.method.filling("combine"):
+            usable = (replace(u, delta=u.delta.clone(), sent=_copied(u.sent)) for u in usable)
+        delta = self.task.method.owner("combine").combine(self.server, usable)
+        for _ in usable:
+            pass
+        return delta
 
     def _longest_first(self, clients: list[int]) -> list[int]:
         """The order of training and of every sum: no worker is left with a large client at the end of a round."""
@@ -256,3 +252,7 @@ def fresh_server(task: Task) -> Server:
         task.experiment,
         len(task.federation),
     )
+
+
+def _copied(states: dict[str, State]) -> dict[str, State]:
+    return {part: {name: tensor.clone() for name, tensor in state.items()} for part, state in states.items()}

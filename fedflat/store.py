@@ -24,10 +24,13 @@ SHARD = 1000  # clients in one folder of state files
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write under a temporary name and rename, so that `path` is never seen half written."""
+    """Write under a temporary name and rename, so that `path` is never seen half written, even after a power cut."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_bytes(content)
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
     temporary.replace(path)
 
 

@@ -98,6 +98,8 @@ class Pool:
 
     def _run(self, messages: Iterator[tuple[Any, str]], room: Any) -> Iterator[Any]:
         """Keep the workers supplied; give replies in the order of the messages."""
+        if any(worker.holds for worker in self._workers):
+            raise RunError("the pool still has work of an earlier call, whose results were not all taken")
         replies: dict[int, Any] = {}
         sent = given = 0
         exhausted = False
@@ -140,8 +142,10 @@ class Pool:
             replies[position] = reply
 
     @staticmethod
-    def _died(worker: Worker) -> RunError:
+    def _died(worker: Worker) -> BaseException:
         worker.process.join(1)
+        if worker.process.exitcode == -signal.SIGTERM:  # sent to the whole group, as schedulers do
+            return KeyboardInterrupt()
         return RunError(
             f"a worker process died (exit code {worker.process.exitcode}) while it had {worker.holds[0][1]}; "
             "if the machine ran out of memory, use fewer workers"

@@ -24,6 +24,7 @@ class AdaBest(Part):
     """
 
     uniform: ClassVar[bool] = True
+    needs_mean: ClassVar[bool] = True
     own_step: ClassVar[str] = "the extrapolated mean of the local models"
     beta: float = 0.9
     mu: float = 0.02
@@ -53,7 +54,9 @@ class AdaBest(Part):
         if self.mu_scaling == "paper":
             return self.mu
         e = local.experiment
-        return self.mu * min(e.batch_size or local.samples, local.samples) * e.local_epochs / local.samples
+        batch = min(e.batch_size or local.samples, local.samples)
+        epochs = e.local_epochs if e.local_steps is None else local.steps * batch / local.samples
+        return self.mu * batch * epochs / local.samples
 
     def step(self, server: Server, delta: Tensor) -> None:
         """Extrapolate the mean."""

@@ -41,9 +41,9 @@ class Const(Part):
 
     def check(self, experiment: Experiment, model: FlatModel) -> None:
         """Say once which weights stay free."""
-        free = [s.name for s in model.spans if len(s.shape) >= 2 and s not in constrained(model)]
+        free = [s.name for s in model.spans if s.name.endswith("weight") and s not in constrained(model)]
         if free:
-            log.warning("const: left free because their fan-in is below 3: %s", ", ".join(free))
+            log.warning("const: left free, having a fan-in below 3 or being a norm layer's: %s", ", ".join(free))
         self.require(bool(constrained(model)), "the model has no weight with a fan-in of 3 or more to constrain")
 
     def prepare(self, model: FlatModel) -> None:

@@ -24,6 +24,7 @@ class FedDC(Part):
     """
 
     uniform: ClassVar[bool] = True
+    needs_mean: ClassVar[bool] = True
     own_step: ClassVar[str] = "the mean of the local models plus the mean drift"
     alpha: float = 0.01
 

@@ -28,6 +28,7 @@ class FedSpeed(Part):
     """
 
     uniform: ClassVar[bool] = True
+    needs_mean: ClassVar[bool] = True
     own_step: ClassVar[str] = "the mean of the local models plus the mean drift"
     rho: float = 0.1
     alpha: float = 0.01

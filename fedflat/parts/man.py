@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from fedflat.experiment import Experiment
+from fedflat.flat import FlatModel
 from fedflat.method import Local, Part
 
+log = logging.getLogger(__name__)
 IN_PLACE = {F.relu_, torch.relu_, Tensor.relu_}
+BOUNDED = {F.relu6}  # counted too, without the fused backward pass
 RELUS = {F.relu, torch.relu, Tensor.relu} | IN_PLACE
 
 
@@ -33,6 +38,11 @@ class MAN(Part):
 
     def __post_init__(self) -> None:
         self.require(self.zeta >= 0, f"zeta must not be negative, got {self.zeta}")
+
+    def check(self, experiment: Experiment, model: FlatModel) -> None:
+        """Say so where there seems to be nothing to penalise."""
+        if not any(isinstance(module, (nn.ReLU, nn.ReLU6)) for module in model.module.modules()):
+            log.warning("man: the model has no nn.ReLU; ReLUs called as functions count, other activations do not")
 
     def watch(self, local: Local) -> AbstractContextManager[Any]:
         """Collect the mean squares of a forward pass."""
@@ -59,7 +69,10 @@ class WatchReLU(TorchFunctionMode):
         """Replace ReLUs, let the rest through."""
         kwargs = kwargs or {}
         if func not in RELUS:
-            return func(*args, **kwargs)
+            output = func(*args, **kwargs)
+            if func in BOUNDED:
+                self.norms.append(output.square().mean())
+            return output
         x = args[0] if args else kwargs["input"]
         activation, norm = ReLUWithNorm.apply(x)  # type: ignore[no-untyped-call]
         self.norms.append(norm)

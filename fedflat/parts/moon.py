@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ class Moon(Part):
     term is constant (log 2) and left out. The two frozen passes run in evaluation mode.
     """
 
+    rank: ClassVar[int] = 5  # compares the features of the batch as augmented
     mu: float = 1.0
     temperature: float = 0.5
 
@@ -50,10 +52,11 @@ class Moon(Part):
 
     def loss(self, local: Local, output: object) -> Tensor | None:
         """The contrastive term."""
-        scratch, z = local.scratch(self), local.model.captured
+        scratch, z = local.scratch(self), local.features
         if "previous" not in scratch or z is None:
             return None
-        return self.mu * contrast(z.flatten(1), scratch["received"], scratch["previous"], self.temperature)
+        z = z.flatten(1).to(local.theta.dtype)
+        return self.mu * contrast(z, scratch["received"], scratch["previous"], self.temperature)
 
     def end(self, local: Local) -> None:
         """Keep this local model for the next time."""
@@ -69,7 +72,7 @@ def features_at(local: Local, theta: Tensor, buffers: Tensor, batch: Batch) -> T
         model(batch.x)
     model.module.train()
     assert model.captured is not None
-    return model.captured.flatten(1)
+    return model.captured.flatten(1).to(local.theta.dtype)
 
 
 def contrast(z: Tensor, towards: Tensor, away: Tensor, temperature: float) -> Tensor:

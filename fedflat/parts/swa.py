@@ -44,7 +44,7 @@ class SWA(Part):
 
     def first(self, rounds: int) -> int:
         """t₀."""
-        return int(self.start * rounds) if self.start < 1 else int(self.start)
+        return int(self.start * rounds + 1e-9) if self.start < 1 else int(self.start)
 
     def due(self, t: int, rounds: int) -> bool:
         """Whether the model of round t is collected."""
