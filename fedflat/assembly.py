@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import logging
 from collections.abc import Collection
@@ -36,11 +37,12 @@ def make_task(
 ) -> Task:
     """Data, model and method of an experiment, checked against each other."""
     e = experiment
-    _check_spelling(e, own_data=federation is not None, own_model=model is not None)
+    _check_kinds(federation, model, loss)
+    check_spelling(e, own_data=federation is not None, own_model=model is not None)
     if federation is None:
         federation = load_federation(e.data, e.partition, e.clients, e.seed, root, e.augment, e.local_holdout)
     task = assemble(e, federation, model, loss)
-    federation.check(_outputs(task) if loss is None else None)
+    federation.check(_try_out(task))
     for part in task.method.filling("check"):
         part.check(e, task.model)
     _check_server_lr(task)
@@ -49,7 +51,15 @@ def make_task(
     return task
 
 
-def _check_spelling(e: Experiment, own_data: bool, own_model: bool) -> None:
+def _check_kinds(federation: Any, model: Any, loss: Any) -> None:
+    for name, value, kind in (("federation", federation, Federation), ("model", model, nn.Module)):
+        if value is not None and not isinstance(value, kind):
+            raise InputError(f"{name}= takes a {kind.__name__}, not {type(value).__name__}")
+    if loss is not None and not callable(loss):
+        raise InputError(f"loss= takes a function of (output, y), not {type(loss).__name__}")
+
+
+def check_spelling(e: Experiment, own_data: bool = False, own_model: bool = False) -> None:
     """Tell a wrong name before data are read."""
     Method.parse(e.method)
     named: list[tuple[str, str, Collection[str]]] = [("participation", e.participation, LAWS)]
@@ -78,6 +88,8 @@ def assemble(
     dtype = getattr(torch, e.dtype)
     names = {"head": e.head, "features": e.features, "last_stage": e.last_stage}
     flat = FlatModel(model, dtype, **names, precision=e.precision)
+    if isinstance(loss, nn.Module):  # its own tensors, such as class weights, must be of the same type
+        loss = copy.deepcopy(loss).to(dtype)
     uniform = method.uniform if e.weighting == "auto" else e.weighting == "uniform"
     task = Task(e, method, flat, federation, loss or F.cross_entropy, uniform, evaluator)
     for part in method.filling("prepare"):
@@ -98,20 +110,36 @@ def _evaluation(method: Method, evaluated: str) -> tuple[Method, Part | None]:
     return method + part, part
 
 
-def _outputs(task: Task) -> int | None:
-    """How many classes the model tells apart, by trying it on one sample."""
-    samples = task.federation.samples(0)
-    if len(samples) == 0:
+def _try_out(task: Task) -> int | None:
+    """How many classes the model tells apart: try it on one sample of a client and one of the test set.
+
+    With a loss of the user's nothing is known of what the model should return, and nothing is tried.
+    """
+    classes = None
+    if task.criterion is not F.cross_entropy:
         return None
-    x, _ = samples.batch(torch.zeros(1, dtype=torch.int64))
-    task.model.module.eval()
-    try:
-        with torch.no_grad(), streams.isolated(task.experiment.seed, "trial"):
-            output = task.model(task.federation.preprocess(x, None, task.model.theta.dtype))
-    except (RuntimeError, TypeError, ValueError) as error:
-        raise InputError(f"the model does not take the data: {error}") from error
+    for where, samples in (("client 0", task.federation.samples(0)), ("the test set", task.federation.test)):
+        if samples is None or len(samples) == 0:
+            continue
+        x, y = samples.batch(torch.zeros(1, dtype=torch.int64))
+        task.model.module.eval()
+        try:
+            with torch.no_grad():
+                output = task.model(task.federation.preprocess(x, None, task.model.theta.dtype))
+                classes = _classes(output, y)
+                task.criterion(output, y)
+        except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(f"the model does not take the data of {where}: {error}") from error
+    return classes
+
+
+def _classes(output: Any, y: Tensor) -> int:
     if not isinstance(output, Tensor) or output.dim() < 2:
         raise InputError("the model must return one row of class scores a sample; for other outputs give loss=…")
+    if y.is_floating_point() and output.shape[1] < 2:
+        raise InputError("the targets are numbers, not classes, which cross-entropy cannot learn: give loss=…")
     return int(output.shape[1])
 
 
@@ -121,7 +149,7 @@ def _check_server_lr(task: Task) -> None:
         raise InputError(f"{owner.name} defines its own server step ({owner.own_step}): leave server_lr at 1")
 
 
-def describe_inputs(task: Task, custom_model: bool) -> dict[str, Any]:
+def describe_inputs(task: Task, custom_model: bool, participants: Any = None) -> dict[str, Any]:
     """What tells two sets of data and models apart, and what `load_run` must know to rebuild the model."""
     names = "".join(f"{span.name}{span.shape}" for span in task.model.spans).encode()
     weights = task.model.theta.numpy().tobytes()
@@ -129,8 +157,15 @@ def describe_inputs(task: Task, custom_model: bool) -> dict[str, Any]:
     return {
         "data": federation.fingerprint(),
         "model": hashlib.sha256(names + weights).hexdigest()[:16],
+        "loss": _name(task.criterion),
+        "participants": None if participants is None else _name(participants),
         "custom_model": custom_model,
         "clients": len(federation),
         "classes": None if custom_model else federation.classes,
         "shape": None if custom_model else list(federation.input_shape),
     }
+
+
+def _name(thing: Any) -> str:
+    """What a function or a module of the user's is called, as far as that tells it apart."""
+    return str(getattr(thing, "__qualname__", type(thing).__qualname__))

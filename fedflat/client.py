@@ -198,7 +198,7 @@ class LocalLoop:
         local.grad.zero_()
         with self._watched():
             output = local.model(local.batch.x)
-        local.features = local.model.captured
+        local.features = local.model.take_features()
         loss = local.data_loss = data_loss(self.task.criterion, output, local.batch)
         if math.isnan(self._step_loss):
             self._step_loss = loss.item()
@@ -355,7 +355,7 @@ def assess(task: Task, samples: Samples, start: int, stop: int) -> Score:
 
 def _judge(output: Any, y: Tensor) -> tuple[int, int]:
     classes = isinstance(output, Tensor) and output.dim() >= 2 and not y.is_floating_point()
-    if not classes or output.shape[:1] + output.shape[2:] != y.shape:
+    if not classes or output.shape[1] < 2 or output.shape[:1] + output.shape[2:] != y.shape:
         return 0, 0
     valid = y != IGNORED
     return int(((output.argmax(dim=1) == y) & valid).sum()), int(valid.sum())

@@ -59,6 +59,11 @@ class Experiment:
     backend: str = _field("pool", "where clients train: pool (worker processes) or serial (this process)")
     workers: int | None = _field(None, "worker processes of one thread each; none is one per core")
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Experiment:
+        """Refuse an unknown field with the nearest known name."""
+        check_names(kwargs)
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         for spec in fields(self):
             object.__setattr__(self, spec.name, coerce(spec.name, getattr(self, spec.name)))
@@ -77,7 +82,7 @@ class Experiment:
                 bound = f"{'above' if strict else 'at least'} {low:g}" + (
                     f" and at most {high:g}" if high < math.inf else ""
                 )
-                raise InputError(f"{name} must be {bound}, not {value}")
+                raise InputError(f"{name} must be a finite number, {bound}, not {value}")
         if self.momentum >= 1:
             raise InputError(f"momentum must be below 1, not {self.momentum}")
         if self.dtype == "float64" and self.precision != "float32":
@@ -107,7 +112,10 @@ class Experiment:
     @classmethod
     def from_toml(cls, path: str | Path) -> Experiment:
         """Read a TOML file of fields."""
-        return cls.from_dict(read_toml(path))
+        try:
+            return cls.from_dict(read_toml(path))
+        except InputError as error:
+            raise InputError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
 
     def differences(self, other: Experiment) -> list[str]:
         """The fields, described, in which two experiments would give different results."""
@@ -120,6 +128,7 @@ class Experiment:
 
 
 CHOICES = {
+    "backend": ("pool", "serial"),
     "weighting": ("auto", "samples", "uniform"),
     "evaluated": ("auto", "server", "selected", "all", "averaged"),
     "dtype": ("float32", "float64"),
@@ -172,7 +181,7 @@ def coerce(name: str, value: Any) -> Any:
     try:
         if kind is bool:
             return value if isinstance(value, bool) else {"true": True, "false": False}[str(value).lower()]
-        if kind is float:
+        if kind is float and not isinstance(value, bool):
             return float(value)
         if isinstance(value, bool) or (isinstance(value, float) and value != int(value)):
             raise ValueError
@@ -191,6 +200,8 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         raise InputError(f"no such file: {path}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not valid TOML: {error}") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def _toml(value: Any) -> str:

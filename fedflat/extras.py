@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from fedflat.errors import InputError
@@ -17,3 +18,13 @@ def blank_figure(width: float, height: float) -> Any:
     figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     return figure
+
+
+def save_figure(figure: Any, path: str | Path) -> Path:
+    """Write a figure to a file whose suffix names the format."""
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=144)
+    except (ValueError, OSError) as error:
+        raise InputError(f"cannot write the picture {path}: {error}") from None
+    return Path(path)

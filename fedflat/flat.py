@@ -104,16 +104,23 @@ class FlatModel:
 
     def __call__(self, x: Any) -> Any:
         """The module's output; images and vectors are brought to the model's type and the faster layout first."""
-        if isinstance(x, Tensor):
-            if x.is_floating_point() and x.dtype != self.theta.dtype:
-                x = x.to(self.theta.dtype)
-            if self._channels_last and x.dim() == 4:
-                x = x.contiguous(memory_format=torch.channels_last)
+        x = self._suited(x)
         if self._precision == "float32":
             return self.module(x)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             output = self.module(x)
         return output.float() if isinstance(output, Tensor) else output
+
+    def _suited(self, x: Any) -> Any:
+        if isinstance(x, dict):
+            return {key: self._suited(value) for key, value in x.items()}
+        if type(x) in (list, tuple):
+            return type(x)(self._suited(value) for value in x)
+        if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != self.theta.dtype:
+            x = x.to(self.theta.dtype)
+        if self._channels_last and isinstance(x, Tensor) and x.dim() == 4:
+            x = x.contiguous(memory_format=torch.channels_last)
+        return x
 
     @property
     def size(self) -> int:
@@ -163,6 +170,11 @@ class FlatModel:
         if self.head is None:
             raise InputError(f"{who} needs features, but the model has no Linear head; name them with features='…'")
         self.submodule(self.head).register_forward_pre_hook(lambda module, args: setattr(self, "captured", args[0]))
+
+    def take_features(self) -> Tensor | None:
+        """The features of the last forward pass, once; None if it did not meet them or nobody asked for them."""
+        taken, self.captured = self.captured, None
+        return taken
 
     @contextmanager
     def loaded(self, theta: Tensor, buffers: Tensor | None = None) -> Iterator[None]:

@@ -75,8 +75,14 @@ class RunFolder:
             raise CheckpointError(
                 f"{self.path} is not a run folder and not empty (it has {others[0]!r}); choose another"
             )
+        self.record(experiment, environment)
+
+    def record(self, experiment: Experiment, environment: dict[str, Any]) -> None:
+        """Write down what is run, and on what."""
         write_atomically(self.path / "environment.json", _json(environment))
-        write_atomically(self.path / "experiment.toml", experiment.to_toml().encode())
+        own = environment.get("inputs", {}).get("custom_model", False)
+        note = "# The model was the user's own; data may have been, too: see environment.json.\n" if own else ""
+        write_atomically(self.path / "experiment.toml", (note + experiment.to_toml()).encode())
 
     def experiment(self) -> Experiment:
         """The experiment of this run."""

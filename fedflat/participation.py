@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable
 
 import torch
@@ -58,7 +59,10 @@ def checked(choose: Participants, clients: int) -> Callable[[int], list[int]]:
     """`choose`, refusing what cannot be trained: nobody, a client twice, or one that does not exist."""
 
     def choice(t: int) -> list[int]:
-        chosen = [int(i) for i in choose(t)]
+        try:
+            chosen = [operator.index(i) for i in choose(t)]
+        except TypeError:
+            raise InputError(f"participants({t}) must give a list of client numbers, such as [0, 3]") from None
         if not chosen:
             raise InputError(f"nobody takes part in round {t + 1}: participants({t}) is empty")
         if len(set(chosen)) != len(chosen):

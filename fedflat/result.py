@@ -96,7 +96,7 @@ def load_run(path: str | Path, model: nn.Module | None = None) -> Run:
     folder = RunFolder(path)
     experiment, checkpoint = folder.experiment(), folder.load_checkpoint()
     if checkpoint is None:
-        raise CheckpointError(f"{path} has no checkpoint yet: the run was stopped before its first one")
+        raise CheckpointError(f"{path} has no checkpoint yet: the run has not come to its first one")
     inputs = checkpoint.plain["inputs"]
     if model is None and inputs["custom_model"]:
         raise CheckpointError(f"{path} was run with a model of your own: load_run(path, model=that_module)")
@@ -134,6 +134,9 @@ def restore(result: Run, checkpoint: Checkpoint, *, prune: bool = False) -> None
     result._store.restore(checkpoint.versions, prune=prune)
     assert result._folder is not None
     result.metrics = result._folder.rows("metrics", server.round)
+    if [row["round"] for row in result.metrics] != list(range(1, server.round + 1)):
+        path = result._folder.path / "metrics.jsonl"
+        raise CheckpointError(f"{path} lacks some of the first {server.round} rounds; nothing was deleted")
 
 
 def save(result: Run) -> None:

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,7 +19,7 @@ from fedflat.backends import Backend, make_backend
 from fedflat.callbacks import Callback
 from fedflat.client import Criterion, Task
 from fedflat.data import Federation
-from fedflat.errors import CheckpointError, FedflatError, InterruptedRunError
+from fedflat.errors import CheckpointError, FedflatError, InputError, InterruptedRunError
 from fedflat.experiment import Experiment
 from fedflat.folder import RunFolder, describe_environment
 from fedflat.participation import Participants, checked
@@ -59,8 +60,9 @@ def run(
         choose = _chooser(task, participants)
         folder = RunFolder(out) if out is not None else None
         try:
-            result = _open(task, folder, custom_model=model is not None, memory=state_memory)
-            if len(result.metrics) < experiment.rounds:
+            inputs = describe_inputs(task, model is not None, participants) if folder else {}
+            result = _open(task, folder, inputs, memory=state_memory)
+            if result._server.round < experiment.rounds:
                 shown = sys.stderr.isatty() if progress is None else progress
                 _go_on(result, choose, [*callbacks, *(_display() if shown else [])])
         finally:
@@ -77,27 +79,31 @@ def _display() -> list[Callback]:
 
 def _chooser(task: Task, own: Participants | None) -> Callable[[int], list[int]]:
     clients, e = len(task.federation), task.experiment
+    if own is not None and not callable(own):
+        raise InputError("participants= takes a function of the round, such as lambda t: [0, 3]")
     law = participants_by(e.participation, clients, e.seed) if own is None else own
     return checked(law, clients)
 
 
-def _open(task: Task, folder: RunFolder | None, custom_model: bool, memory: int) -> Run:
+def _open(task: Task, folder: RunFolder | None, inputs: dict[str, Any], memory: int) -> Run:
     server = fresh_server(task)
     if folder is None:
         return Run(task, server, ClientStore(None, memory), None)
     folder.lock()
     folder.tidy()
     result = Run(task, server, ClientStore(folder.path / "clients", memory), folder)
-    result._inputs = describe_inputs(task, custom_model)
+    result._inputs = inputs
     if not folder.exists():
         folder.create(task.experiment, describe_environment() | {"inputs": result._inputs})
         return result
+    checkpoint = folder.load_checkpoint()
     differences = task.experiment.differences(folder.experiment())
-    if differences:
+    if differences and checkpoint is None and not folder.rows("metrics", 1):
+        folder.record(task.experiment, describe_environment() | {"inputs": inputs})  # nothing was ever run here
+    elif differences:
         raise CheckpointError(
             f"{folder.path} holds another experiment ({'; '.join(differences)}); choose another folder"
         )
-    checkpoint = folder.load_checkpoint()
     if checkpoint is None:
         folder.rewind(0)
         result._store.restore({}, prune=True)
@@ -116,9 +122,11 @@ def _go_on(result: Run, choose: Callable[[int], list[int]], callbacks: Sequence[
     backend: Backend = make_backend(task)
     loop = RoundLoop(task, result._server, backend, result._store, choose)
     saved, stop = time.monotonic(), False
+    started: list[Callback] = []
     try:
         for callback in callbacks:
             callback.start(result)
+            started.append(callback)
         with interruptible() as loop.safe:
             while result._server.round < task.experiment.rounds and not stop:
                 metrics = loop.run_round()
@@ -138,7 +146,7 @@ def _go_on(result: Run, choose: Callable[[int], list[int]], callbacks: Sequence[
         raise
     finally:
         backend.close()
-        for callback in callbacks:
+        for callback in started:
             callback.end(result)
 
 

@@ -109,7 +109,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (words(participation="uniform(9)"), "samples 9 of 8 clients"),
         (words(partition="pathological(labels=3)"), "pathological: clients · labels = 24 is no multiple"),
         (words(clients="2000"), "2000 clients cannot share"),
-        (words(lr="nan"), "lr must be at least 0, not nan"),
+        (words(lr="nan"), "lr must be a finite number, at least 0, not nan"),
         (words(rounds="2.5"), "rounds takes a whole number, not '2.5'"),
         (words(lr="fast"), "lr takes a float, not 'fast'"),
         (words(data="npz(path='none.npz')"), "none.npz is missing"),

@@ -115,6 +115,7 @@ def test_image_folders_of_the_users(tmp_path: Path) -> None:
 def test_without_pillow_or_matplotlib_the_error_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pytest.importorskip("matplotlib.figure")  # whole, before any of it is taken away
     monkeypatch.setitem(sys.modules, "PIL", None)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     for split in ("train", "test"):

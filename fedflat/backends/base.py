@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedflat import streams
 from fedflat.client import CHUNK, Job, Score, Task, assess, load_weights
+from fedflat.errors import RunError
 from fedflat.method import State, Update
 
 Split = Literal["test", "client_test", "train"]
@@ -78,8 +79,13 @@ def score_chunk(task: Task, chunk: Chunk) -> Score:
         samples = federation.client_test(chunk.client)
     else:
         samples = federation.samples(chunk.client)
-    with streams.isolated(task.experiment.seed, "evaluation", chunk.start):
-        return assess(task, samples, chunk.start, chunk.stop) if samples is not None else Score()
+    if samples is None:
+        return Score()
+    try:
+        with streams.isolated(task.experiment.seed, "evaluation", chunk.start, chunk.client):
+            return assess(task, samples, chunk.start, chunk.stop)
+    except Exception as error:
+        raise RunError(f"evaluation failed: {type(error).__name__}: {error}") from error
 
 
 def load(task: Task, broadcast: Broadcast) -> None:

@@ -195,7 +195,7 @@ def work(task: Task, pipe: Connection, board: Mailbox, slots: list[Slot], parent
                 return
             try:
                 pipe.send((True, answer(task, board, slots, message)))
-            except ClientError as error:
+            except (ClientError, RunError) as error:
                 pipe.send((False, error))
             except InputError as error:
                 pipe.send((False, InputError(str(error))))

@@ -88,10 +88,12 @@ def execute(arguments: argparse.Namespace) -> int:
     """Run it, show how it goes, and what came out."""
     experiment = experiment_of(arguments)
     out = Path(arguments.out) if arguments.out else default_out(experiment)
+    from fedflat.assembly import check_spelling
     from fedflat.calls import parse
     from fedflat.commands.data import fetch_shown
     from fedflat.runner import run
 
+    check_spelling(experiment)
     fetch_shown(parse(experiment.data).name, arguments.data_root)
     options: dict[str, Any] = {"out": out, "root": arguments.data_root, "progress": False}
     if arguments.quiet:

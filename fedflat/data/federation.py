@@ -45,6 +45,8 @@ class Federation:
         preprocess: Preprocess | None = None,
         name: str = "custom",
     ) -> None:
+        if isinstance(train, tuple) and len(train) == 2 and all(isinstance(part, Tensor) for part in train):
+            raise InputError("train takes one entry a client; for a single client give [(x, y)]")
         if len(train) == 0:
             raise InputError("a federation needs at least one client; train is empty")
         for what, given in (("client_tests", client_tests), ("sizes", sizes)):

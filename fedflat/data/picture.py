@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedflat.errors import InputError
-from fedflat.extras import blank_figure
+from fedflat.extras import blank_figure, save_figure
 
 MOST = 120  # clients that can still be told apart in one picture
 INK, QUIET, GRID = "#1f2933", "#6b7785", "#e8ebef"
@@ -34,8 +34,7 @@ def partition_figure(counts: np.ndarray, path: str | Path, title: str = "") -> P
     _bars(figure.add_subplot(grid[0, 0], sharex=middle), part.sum(axis=1), upright=True)
     _bars(figure.add_subplot(grid[1, 1], sharey=middle), counts.sum(axis=0), upright=False)
     figure.suptitle(_title(counts, shown, title), fontsize=11, color=INK, x=0.01, ha="left")
-    figure.savefig(path, dpi=144)
-    return Path(path)
+    return save_figure(figure, path)
 
 
 def _title(counts: np.ndarray, shown: np.ndarray, title: str) -> str:

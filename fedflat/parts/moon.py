@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedflat.errors import InputError
 from fedflat.flat import FlatModel
 from fedflat.method import Batch, Local, Part
 
@@ -71,8 +72,10 @@ def features_at(local: Local, theta: Tensor, buffers: Tensor, batch: Batch) -> T
     with model.loaded(theta, buffers):
         model(batch.x)
     model.module.train()
-    assert model.captured is not None
-    return model.captured.flatten(1).to(local.theta.dtype)
+    z = model.take_features()
+    if z is None:
+        raise InputError("moon: the forward pass does not go through the head; name it with head='…' or features='…'")
+    return z.flatten(1).to(local.theta.dtype)
 
 
 def contrast(z: Tensor, towards: Tensor, away: Tensor, temperature: float) -> Tensor:

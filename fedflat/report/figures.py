@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedflat.errors import InputError
-from fedflat.extras import blank_figure
+from fedflat.extras import blank_figure, save_figure
 from fedflat.report.records import Record, records_of
 
 if TYPE_CHECKING:
@@ -39,9 +39,7 @@ def curves(runs: Iterable[Run | Record | str | Path], path: str | Path, title: s
     if any(smoothed):
         note = f"faint: every evaluated round; strong: moving average over {SMOOTH:.0%} of them"
         figure.supxlabel(note, fontsize=8, color=QUIET, x=0.99, ha="right")
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=144)
-    return Path(path)
+    return save_figure(figure, path)
 
 
 def _panel(axes: Any, records: Sequence[Record], name: str) -> bool:
