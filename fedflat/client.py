@@ -166,9 +166,9 @@ class LocalLoop:
         """
         local, experiment = self.local, self.task.experiment
         local.start_branch(branch)
-        if self._fits > 0 or local.velocity is None:  # a part may hand a momentum over to the first fit only
+        handed_over, self._fits = local.velocity, self._fits + 1
+        if branch != "global" or self._fits > 1 or handed_over is None:  # a part may hand a momentum to the first fit
             local.velocity = torch.zeros_like(local.theta) if experiment.momentum else None
-        self._fits += 1
         for x, y in self._batches(epochs):
             local.batch = Batch(x, ((1.0, y),))
             for part in self._fill("batch"):
@@ -181,6 +181,8 @@ class LocalLoop:
             self._descend(only)
             self._constrain(only)
             local.steps += branch == "global"
+        if branch != "global":
+            local.velocity = handed_over
 
     def _here(self, slot: str) -> Iterator[Part]:
         return (part for part in self._fill(slot) if self.local.branch == "global" or part.everywhere)

@@ -152,7 +152,7 @@ def _go_on(result: Run, choose: Callable[[int], list[int]], callbacks: Sequence[
 
 def _save_whole(result: Run) -> None:
     """Save, unless a round failed half-way: that one is run again from the last checkpoint."""
-    if result._server.round == len(result.metrics):
+    if 0 < result._server.round == len(result.metrics):
         save(result)
 
 
