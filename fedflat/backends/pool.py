@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import logging
 import multiprocessing
 import os
@@ -185,6 +186,7 @@ def work(task: Task, pipe: Connection, board: Mailbox, slots: list[Slot], parent
     torch.set_num_threads(1)
     keep_pages()
     die_with_parent()
+    gc.freeze()  # what was inherited need not be looked through for garbage, which would copy its pages, too
     try:
         while True:
             while not pipe.poll(2.0):
