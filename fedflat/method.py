@@ -26,6 +26,11 @@ State = dict[str, Tensor]
 """Named tensors that one part keeps for one client, or on the server."""
 
 
+def copied(states: Mapping[str, State]) -> dict[str, State]:
+    """{part: {name: tensor}} with copies of the tensors."""
+    return {part: {name: tensor.clone() for name, tensor in state.items()} for part, state in states.items()}
+
+
 @dataclass
 class Batch:
     """One minibatch. `targets` are weighted labels: one pair as a rule, two once samples are mixed."""

@@ -13,7 +13,7 @@ from fedflat.client import Task
 from fedflat.data import Federation
 from fedflat.errors import CheckpointError, InputError
 from fedflat.folder import Checkpoint, RunFolder
-from fedflat.method import Server, State
+from fedflat.method import Server, State, copied
 from fedflat.server import Row, evaluated_weights, fresh_server
 from fedflat.store import ClientStore, flatten, nest
 
@@ -61,12 +61,12 @@ class Run:
     @property
     def server_state(self) -> dict[str, State]:
         """{part: {name: tensor}} that the method keeps on the server."""
-        return _copied(self._server.states)
+        return copied(self._server.states)
 
     def client_state(self, client: int) -> dict[str, State]:
         """{part: {name: tensor}} that the method keeps for a client; empty for one that never took part."""
         self._check_client(client)
-        return _copied(self._store.get(client))
+        return copied(self._store.get(client))
 
     def personal(self, client: int) -> nn.Module:
         """Client `client`'s own model, for the methods that keep one."""
@@ -155,7 +155,3 @@ def save(result: Run) -> None:
     folder.save_checkpoint(Checkpoint(tensors, plain, versions))
     result._store.settle()
     folder.save_weights("model", result.model.state_dict(), {"round": str(server.round)})
-
-
-def _copied(states: dict[str, State]) -> dict[str, State]:
-    return {part: {name: t.clone() for name, t in state.items()} for part, state in states.items()}

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedflat.backends.base import Backend, Broadcast, Order, chunks_of
 from fedflat.client import Score, Task
 from fedflat.errors import RoundLostError
-from fedflat.method import Server, State, Update
+from fedflat.method import Server, Update, copied
 from fedflat.store import ClientStore
 from fedflat.sums import TreeSum
 
@@ -88,7 +88,7 @@ class RoundLoop:
         """One update of many. A part that combines may keep the ones it gets, or stop before the last."""
         usable = _nonempty(updates)
         if self.task.method.filling("combine"):
-            usable = (replace(u, delta=u.delta.clone(), sent=_copied(u.sent)) for u in usable)
+            usable = (replace(u, delta=u.delta.clone(), sent=copied(u.sent)) for u in usable)
         delta = self.task.method.owner("combine").combine(self.server, usable)
         for _ in usable:
             pass
@@ -252,7 +252,3 @@ def fresh_server(task: Task) -> Server:
         task.experiment,
         len(task.federation),
     )
-
-
-def _copied(states: dict[str, State]) -> dict[str, State]:
-    return {part: {name: tensor.clone() for name, tensor in state.items()} for part, state in states.items()}

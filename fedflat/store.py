@@ -16,7 +16,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedflat.errors import CheckpointError
-from fedflat.method import State
+from fedflat.method import State, copied
 
 States = dict[str, State]
 MEMORY = 1 << 30
@@ -116,7 +116,7 @@ class ClientStore:
 
     def put(self, client: int, states: States) -> None:
         """Take a copy of a client's new state; it counts once the round is committed."""
-        copies = {part: {name: t.clone() for name, t in state.items()} for part, state in states.items() if state}
+        copies = {part: state for part, state in copied(states).items() if state}
         if copies or client in self.versions:
             self._pending[client] = copies
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from fedflat.backends.base import Broadcast, Chunk, Order, load, score_chunk
 from fedflat.client import Score, Task, train
-from fedflat.method import Update
+from fedflat.method import Update, copied
 
 
 class Serial:
@@ -18,8 +18,7 @@ class Serial:
     def train(self, broadcast: Broadcast, orders: Iterable[Order]) -> Iterator[Update]:
         """See `Backend.train`."""
         for order in orders:
-            private = {part: {k: v.clone() for k, v in state.items()} for part, state in order.states.items()}
-            yield train(self.task, order.job(broadcast, private))
+            yield train(self.task, order.job(broadcast, copied(order.states)))
 
     def evaluate(self, broadcast: Broadcast, chunks: Sequence[Chunk]) -> list[Score]:
         """See `Backend.evaluate`."""
