@@ -22,7 +22,9 @@ from fedflat.flat import FlatModel
 from fedflat.method import Method, Part
 from fedflat.models import MODELS, build_model
 from fedflat.participation import LAWS
+from fedflat.parts.batchnorm import POLICIES
 from fedflat.parts.evaluated import AllClients, Selected
+from fedflat.private import Private
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +46,7 @@ def make_task(
     task = assemble(e, federation, model, loss)
     federation.check(_try_out(task))
     for part in task.method.filling("check"):
-        part.check(e, task.model)
+        part.check(task)
     _check_server_lr(task)
     if e.weighting == "samples" and task.method.uniform:
         log.warning("%s: its invariants need plain means over clients; weighting='samples' breaks them", task.method)
@@ -80,21 +82,24 @@ def assemble(
 ) -> Task:
     """A task without the checks. shape: of one sample, where the federation holds none to look at."""
     method, evaluator = _evaluation(Method.parse(e.method), e.evaluated)
+    method = Method([*method.parts, *POLICIES.get(e.batchnorm, ())])
     if model is None:
         # Shape and classes first: looking at data may draw, and must not move the stream of the weights.
         shape, classes = shape or federation.input_shape, federation.classes
         with streams.isolated(e.seed, "init"):
             model = build_model(e.model, shape, classes)
+    for part in method.filling("build"):
+        model = part.build(copy.deepcopy(model))
     dtype = getattr(torch, e.dtype)
     names = {"head": e.head, "features": e.features, "last_stage": e.last_stage}
     flat = FlatModel(model, dtype, **names, precision=e.precision)
     if isinstance(loss, nn.Module):  # its own tensors, such as class weights, must be of the same type
         loss = copy.deepcopy(loss).to(dtype)
     uniform = method.uniform if e.weighting == "auto" else e.weighting == "uniform"
-    task = Task(e, method, flat, federation, loss or F.cross_entropy, uniform, evaluator)
     for part in method.filling("prepare"):
         part.prepare(flat)
-    return task
+    private = Private(flat, (name for part in method.filling("private") for name in part.private(flat)))
+    return Task(e, method, flat, federation, loss or F.cross_entropy, uniform, private, evaluator)
 
 
 def _evaluation(method: Method, evaluated: str) -> tuple[Method, Part | None]:

@@ -19,6 +19,7 @@ from fedflat.errors import ClientError, InputError
 from fedflat.experiment import Experiment
 from fedflat.flat import FlatModel
 from fedflat.method import Batch, Local, Method, Part, State, Update
+from fedflat.private import Private
 
 Criterion = Callable[[Any, Tensor], Tensor]
 BLOCK = 3 << 18  # numbers that are prepared at once: enough to spread fixed costs, few enough for a cache
@@ -34,6 +35,7 @@ class Task:
     federation: Federation
     criterion: Criterion
     uniform: bool
+    private: Private
     evaluator: Part | None = None
     """The part whose average is evaluated; None is the server's own weights."""
 
@@ -42,10 +44,18 @@ class Task:
         sizes = self.federation.sizes
         return float(len(sizes) * sizes[client] / sizes.sum())
 
+    def receive(self, job: Job) -> Tensor:
+        """Load what was sent and what the client has kept of its own; returns the weights from which it starts."""
+        load_weights(self.model, job.theta, job.buffers, job.counters)
+        if not self.private:
+            return job.theta
+        self.private.load(self.model, job.states.get(Private.KEY, {}))
+        return self.model.theta.clone()
+
 
 @dataclass
 class Job:
-    """One client's work in one round. `weight` is its share of the combined update."""
+    """One client's work in one round. `weight` is its share of the combined update, `duty` what it is asked to do."""
 
     round: int
     client: int
@@ -56,6 +66,7 @@ class Job:
     counters: Tensor
     received: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
     states: dict[str, State] = field(default_factory=dict)
+    duty: str = "train"
 
 
 class DivergedError(ArithmeticError):
@@ -66,14 +77,14 @@ def train(task: Task, job: Job) -> Update:
     """Run one client's round. A client that diverges returns an update whose `failure` says where."""
     start = time.perf_counter()
     model = task.model
-    load_weights(model, job.theta, job.buffers, job.counters)
+    origin = task.receive(job)
     model.module.train()
     local: Local | None = None
     failure = None
     try:
         with streams.isolated(task.experiment.seed, "model", job.round, job.client):
             samples = task.federation.samples(job.client)
-            local = _local(task, job, len(samples))
+            local = _local(task, job, origin, len(samples))
             loop = LocalLoop(task, local, samples)
             for part in task.method.filling("begin"):
                 part.begin(local)
@@ -89,6 +100,9 @@ def train(task: Task, job: Job) -> Update:
         step = local.steps if local else None
         raise ClientError(job.round, job.client, step, traceback.format_exc()) from error
     assert local is not None
+    delta = model.theta - origin
+    if task.private:
+        _keep(task, local, job, delta)
     return Update(
         client=job.client,
         samples=local.samples,
@@ -96,7 +110,7 @@ def train(task: Task, job: Job) -> Update:
         steps=local.steps,
         loss=loop.mean_loss,
         seconds=time.perf_counter() - start,
-        delta=model.theta - job.theta,
+        delta=delta,
         buffers=model.buffers.clone(),
         counters=model.counters.clone(),
         sent=local.sent,
@@ -105,10 +119,23 @@ def train(task: Task, job: Job) -> Update:
     )
 
 
-def _local(task: Task, job: Job, samples: int) -> Local:
+def _keep(task: Task, local: Local, job: Job, delta: Tensor) -> None:
+    """Store what stays with the client, and take it out of all that is sent."""
+    private, model = task.private, task.model
+    local.states[Private.KEY] = private.taken(model)
+    private.hide(delta)
+    for part in task.method.parts:
+        if not part.bookkeeping:
+            for tensor in local.sent.get(part.name, {}).values():
+                private.hide(tensor)
+    model.buffers[private.buffers] = job.buffers[private.buffers]
+    model.counters[private.counters] = job.counters[private.counters]
+
+
+def _local(task: Task, job: Job, origin: Tensor, samples: int) -> Local:
     return Local(
         task.model,
-        job.theta,
+        origin,
         experiment=task.experiment,
         round=job.round,
         client=job.client,
@@ -176,8 +203,7 @@ class LocalLoop:
             self._step_loss = math.nan
             self._gradient(local, self.evaluate)
             self._record(len(y))
-            for part in self._here("correct"):
-                part.correct(local)
+            self._correct()
             self._descend(only)
             self._constrain(only)
             local.steps += branch == "global"
@@ -187,12 +213,29 @@ class LocalLoop:
     def _here(self, slot: str) -> Iterator[Part]:
         return (part for part in self._fill(slot) if self.local.branch == "global" or part.everywhere)
 
+    def _correct(self) -> None:
+        """Drift is measured against what the clients share: what is a client's own follows its own gradient."""
+        private, grad = self.task.private, self.local.grad
+        own = grad[private.theta] if private else None
+        for part in self._here("correct"):
+            part.correct(self.local)
+        if own is not None:
+            grad[private.theta] = own
+
     def _constrain(self, only: Tensor | None) -> None:
-        before = None if only is None else self.local.theta.clone()
-        for part in self._here("constrain"):
+        """Constrain what is shared and trained; the rest must not move by a rounding error either."""
+        parts, theta = list(self._here("constrain")), self.local.theta
+        if not parts:
+            return
+        private = self.task.private
+        free = private.shared if private else None
+        if only is not None:
+            free = only.bool() if free is None else free & only.bool()
+        before = None if free is None else theta.clone()
+        for part in parts:
             part.constrain(self.local)
-        if only is not None and before is not None:  # what is not trained must not move by a rounding error either
-            torch.where(only.bool(), self.local.theta, before, out=self.local.theta)
+        if free is not None and before is not None:
+            torch.where(free, theta, before, out=theta)
 
     def evaluate(self) -> Tensor:
         """Loss and gradient (into `local.grad`) of the current batch at the current weights."""

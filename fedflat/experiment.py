@@ -50,6 +50,7 @@ class Experiment:
     local_holdout: float = _field(0.0, "share of every client's data kept as its own test set")
     evaluated: str = _field("auto", "weights to evaluate: auto, server, selected, all or averaged")
     evaluate_every: int = _field(1, "rounds between evaluations; the last round always is; 0: only the last")
+    batchnorm: str = _field("average", "BatchNorm: average, local (FedBN), silobn or recompute (at evaluation)")
     head: str | None = _field(None, "name of the classifier; none is the last Linear layer")
     features: str | None = _field(None, "module whose output are the features; none is the head's input")
     last_stage: str | None = _field(None, "name of the model's last block, where the model does not declare it")
@@ -131,6 +132,7 @@ CHOICES = {
     "backend": ("pool", "serial"),
     "weighting": ("auto", "samples", "uniform"),
     "evaluated": ("auto", "server", "selected", "all", "averaged"),
+    "batchnorm": ("average", "local", "silobn", "recompute"),
     "dtype": ("float32", "float64"),
     "precision": ("float32", "bfloat16"),
     "augment": ("auto", "none", "paper000", "paper001", "paper003", "paper004"),

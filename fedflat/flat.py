@@ -6,7 +6,7 @@ A federated formula is then a vector formula, sending a model is a memory copy, 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -38,6 +38,12 @@ class Span:
 def unit(vector: Tensor) -> Tensor:
     """`vector` at Euclidean length one (the zero vector stays zero)."""
     return torch.div(vector, vector.norm().item() + 1e-16)
+
+
+def names_within(spans: Iterable[Span], prefix: str) -> list[str]:
+    """Names of the tensors of the submodule `prefix` (of all, when it is empty)."""
+    names = (span.name for span in spans)
+    return [name for name in names if not prefix or name == prefix or name.startswith(prefix + ".")]
 
 
 class FlatModel:
@@ -79,8 +85,8 @@ class FlatModel:
         for (_, parameter), span in zip(trainable, self.spans, strict=True):
             parameter.data = span.of(self.theta)
             parameter.grad = span.of(self.grad)
-        self.buffers = self._flatten_buffers(dtype)
-        self.counters = self._flatten_buffers(torch.int64)
+        self.buffers, self.buffer_spans = self._flatten_buffers(dtype)
+        self.counters, self.counter_spans = self._flatten_buffers(torch.int64)
         self._names = {"head": head, "features": features, "last_stage": last_stage}
         for name in filter(None, self._names.values()):
             self.submodule(name)
@@ -88,19 +94,17 @@ class FlatModel:
         self._precision = precision
         self._channels_last = dtype != torch.float64 and _gains_from_channels_last(self.module)
 
-    def _flatten_buffers(self, like: torch.dtype) -> Tensor:
+    def _flatten_buffers(self, like: torch.dtype) -> tuple[Tensor, list[Span]]:
         """Make the buffers of one type views of one vector; a buffer that two modules share stays shared."""
         shared = _buffers(self.module, like)
-        flat = torch.cat([torch.empty(0, dtype=like), *(b.reshape(-1) for b in shared)])
-        views, position = {}, 0
-        for buffer in shared:
-            views[id(buffer)] = flat[position : position + buffer.numel()].view(buffer.shape)
-            position += buffer.numel()
+        flat = torch.cat([torch.empty(0, dtype=like), *(b.reshape(-1) for _, b in shared)])
+        spans = _spans([(name, tuple(b.shape)) for name, b in shared])
+        views = {id(buffer): span.of(flat) for (_, buffer), span in zip(shared, spans, strict=True)}
         for module in self.module.modules():
             for name, owned in module._buffers.items():
                 if id(owned) in views:
                     module._buffers[name] = views[id(owned)]
-        return flat
+        return flat, spans
 
     def __call__(self, x: Any) -> Any:
         """The module's output; images and vectors are brought to the model's type and the faster layout first."""
@@ -147,12 +151,20 @@ class FlatModel:
             raise InputError(f"{who} needs a head, but the model has no Linear layer; name it with head='…'")
         return self.head
 
+    def require_last_stage(self, who: str) -> str:
+        """Name of the last stage: the one given, or the last that the network declares in `stages`."""
+        declared = [name for name in getattr(self.module, "stages", ()) if isinstance(name, str)]
+        name = self._names["last_stage"] or (declared[-1] if declared else None)
+        if name is None:
+            raise InputError(f"{who} needs a last stage, and the network does not declare one: name it, last_stage='…'")
+        return name
+
     def mask(self, prefix: str) -> Tensor:
         """1 on the parameters of the submodule `prefix`, 0 elsewhere (a vector like `theta`)."""
         self.submodule(prefix)
-        out = torch.zeros_like(self.theta)
+        out, within = torch.zeros_like(self.theta), set(names_within(self.spans, prefix))
         for span in self.spans:
-            if not prefix or span.name == prefix or span.name.startswith(prefix + "."):
+            if span.name in within:
                 out[span.start : span.stop] = 1
         return out
 
@@ -198,17 +210,15 @@ class FlatModel:
             for name, parameter in module.named_parameters():
                 if name in values:
                     parameter.copy_(values[name])
-            for flat in (buffers, counters):
-                position = 0
-                for buffer in _buffers(module, flat.dtype):
-                    buffer.copy_(flat[position : position + buffer.numel()].view(buffer.shape))
-                    position += buffer.numel()
+            for flat, spans in ((buffers, self.buffer_spans), (counters, self.counter_spans)):
+                for (_, buffer), span in zip(_buffers(module, flat.dtype), spans, strict=True):
+                    buffer.copy_(span.of(flat))
         return module.eval()
 
 
-def _buffers(module: nn.Module, dtype: torch.dtype) -> list[Tensor]:
+def _buffers(module: nn.Module, dtype: torch.dtype) -> list[tuple[str, Tensor]]:
     """The buffers of one type, each once; masks and other types are constants and stay where they are."""
-    return [buffer for _, buffer in module.named_buffers() if buffer.dtype == dtype]
+    return [(name, buffer) for name, buffer in module.named_buffers() if buffer.dtype == dtype]
 
 
 def _gains_from_channels_last(module: nn.Module) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedflat import streams
 from fedflat.errors import InputError
@@ -20,6 +20,7 @@ from fedflat.flat import FlatModel
 from fedflat.sums import TreeSum
 
 if TYPE_CHECKING:
+    from fedflat.client import Task
     from fedflat.experiment import Experiment
 
 State = dict[str, Tensor]
@@ -226,11 +227,19 @@ class Part:
             raise InputError(f"{self.name}: {message}")
 
     # ---- once ----
-    def check(self, experiment: Experiment, model: FlatModel) -> None:
-        """Refuse, or warn about, an experiment or a model that this part cannot work with."""
+    def build(self, module: nn.Module) -> nn.Module:
+        """Change the network itself, as it will be trained, saved and exported; the names of its tensors must stay."""
+        return module
 
     def prepare(self, model: FlatModel) -> None:
-        """Change or hook the model before any training."""
+        """Hook the model before any training."""
+
+    def private(self, model: FlatModel) -> Iterable[str]:
+        """Names of parameters and buffers that stay with the client: its state, never sent, never averaged."""
+        return ()
+
+    def check(self, task: Task) -> None:
+        """Refuse, or warn about, an experiment, a model or data that this part cannot work with."""
 
     # ---- client ----
     def begin(self, local: Local) -> None:
@@ -307,8 +316,10 @@ SINGLE_OWNER = {
 }
 SLOTS = (
     *(
-        "check",
+        "build",
         "prepare",
+        "private",
+        "check",
         "begin",
         "train",
         "batch",

@@ -14,7 +14,8 @@ from fedflat.data import Federation
 from fedflat.errors import CheckpointError, InputError
 from fedflat.folder import Checkpoint, RunFolder
 from fedflat.method import Server, State, copied
-from fedflat.server import Row, evaluated_weights, fresh_server
+from fedflat.server import Row, evaluated_buffers, evaluated_weights, fresh_server
+from fedflat.statistics import use_batch
 from fedflat.store import ClientStore, flatten, nest
 
 
@@ -55,8 +56,13 @@ class Run:
 
     @property
     def model(self) -> nn.Module:
-        """A module with the evaluated weights, in evaluation mode."""
-        return self._export(self.weights)
+        """A module with the evaluated weights, in evaluation mode.
+
+        BatchNorm layers whose statistics stay with the clients normalise by the batch, as in the run's metrics.
+        """
+        module = self._task.model.export(self.weights, *evaluated_buffers(self._server))
+        use_batch(module, self._task.private.names)
+        return module
 
     @property
     def server_state(self) -> dict[str, State]:

@@ -5,21 +5,25 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from fedflat.backends.base import Backend, Broadcast, Order, chunks_of
 from fedflat.client import Score, Task
 from fedflat.errors import RoundLostError
 from fedflat.method import Server, Update, copied
+from fedflat.statistics import batchnorms
 from fedflat.store import ClientStore
 from fedflat.sums import TreeSum
 
 log = logging.getLogger(__name__)
+RECOMPUTE_CLIENTS = 100  # over how many clients at most BatchNorm's statistics are estimated
+RECOMPUTED = "recompute"  # where the server keeps them
 Row = dict[str, Any]
 
 
@@ -114,7 +118,7 @@ class RoundLoop:
         sizes = [1 if self.task.uniform else self.task.federation.size(i) for i in clients]
         total = sum(sizes)
         orders = (Order(i, n / total, self.store.get(i)) for i, n in zip(clients, sizes, strict=True))
-        return self.backend.train(broadcast, orders)
+        return self.backend.visit(broadcast, orders)
 
     def _tallied(self, updates: Iterator[Update], tally: Tally, sums: dict[str, TreeSum]) -> Iterator[Update]:
         """Let the usable updates through, summing on the way all that has one way of being summed."""
@@ -150,8 +154,7 @@ class RoundLoop:
         tally.weight += update.samples
         tally.steps += update.steps
         sent = [update.sent.get(p.name, {}) for p in self.task.method.parts if not p.bookkeeping]
-        extra = sum(t.numel() for state in sent for t in state.values())
-        tally.floats_up = update.delta.numel() + update.buffers.numel() + extra
+        tally.floats_up = self._floats(sent)
 
     def _apply(self, delta: Tensor, tally: Tally, sums: dict[str, TreeSum]) -> None:
         server, method = self.server, self.task.method
@@ -175,7 +178,6 @@ class RoundLoop:
     def _metrics(self, tally: Tally, broadcast: Broadcast, asked: int, start: float) -> Row:
         server = self.server
         score = self.evaluate() if self._due() else Score()
-        received = sum(t.numel() for state in broadcast.received.values() for t in state.values())
         return {
             "round": server.round,
             "accuracy": score.accuracy,
@@ -185,10 +187,16 @@ class RoundLoop:
             "clients": len(tally.rows),
             "left_out": len(tally.left_out),
             "steps": int(tally.steps),
-            "floats_down": server.theta.numel() + server.buffers.numel() + received,
+            "floats_down": self._floats(broadcast.received.values()),
             "floats_up": tally.floats_up,
             "seconds": round(time.perf_counter() - start, 6),
         }
+
+    def _floats(self, extra: Iterable[Mapping[str, Tensor]]) -> int:
+        """Numbers in a message of weights, statistics and `extra`, less what stays with the clients."""
+        private = self.task.private
+        statistics = self.server.buffers.numel() - len(private.buffers)
+        return statistics + sum(private.floats(t) for t in (self.server.theta, *(t for s in extra for t in s.values())))
 
     def _due(self) -> bool:
         server, every = self.server, self.server.experiment.evaluate_every
@@ -196,16 +204,29 @@ class RoundLoop:
 
     def evaluate(self) -> Score:
         """Score the evaluated weights on the common test set (nothing, where there is none)."""
-        test = self.task.federation.test
+        test, broadcast = self.task.federation.test, self._broadcast_weights()
+        if self.task.experiment.batchnorm == "recompute" and batchnorms(self.task.model.module):
+            self._recompute(broadcast)
+            broadcast = self._broadcast_weights()
         if test is None:
             return Score()
-        broadcast = self._broadcast_weights()
         scores = self.backend.evaluate(broadcast, chunks_of(len(test), "test"))
         return sum(scores, Score())
 
     def _broadcast_weights(self) -> Broadcast:
         server = self.server
-        return Broadcast(server.round, server.lr, evaluated_weights(self.task, server), server.buffers, server.counters)
+        return Broadcast(server.round, server.lr, evaluated_weights(self.task, server), *evaluated_buffers(server))
+
+    def _recompute(self, broadcast: Broadcast) -> None:
+        """Estimate BatchNorm's statistics for the evaluated weights, over the clients or some spread evenly."""
+        clients = np.unique(np.linspace(0, len(self.task.federation) - 1, RECOMPUTE_CLIENTS).astype(int)).tolist()
+        total, counters, samples = TreeSum(), broadcast.counters, 0
+        for update in self.backend.visit(broadcast, (Order(i, 0.0, {}, "statistics") for i in clients)):
+            total.add(update.buffers.double() * update.samples)
+            counters = update.counters.clone()
+            samples += update.samples
+        buffers = (total.result() / samples).to(broadcast.buffers.dtype)
+        self.server.states[RECOMPUTED] = {"buffers": buffers, "counters": counters}
 
     def _lost(self, clients: list[int], tally: Tally) -> RoundLostError:
         reasons = "; ".join(f"client {client}: {why}" for client, why in tally.left_out[:5])
@@ -240,6 +261,12 @@ def evaluated_weights(task: Task, server: Server) -> Tensor:
     """The weights that `Experiment.evaluated` names; the server's while there is no average yet."""
     weights = task.evaluator.averaged(server) if task.evaluator else None
     return server.theta if weights is None else weights
+
+
+def evaluated_buffers(server: Server) -> tuple[Tensor, Tensor]:
+    """Buffers and counters that go with the evaluated weights."""
+    own = server.states.get(RECOMPUTED)
+    return (own["buffers"], own["counters"]) if own else (server.buffers, server.counters)
 
 
 def fresh_server(task: Task) -> Server:

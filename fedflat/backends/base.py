@@ -12,6 +12,7 @@ from fedflat import streams
 from fedflat.client import CHUNK, Job, Score, Task, assess, load_weights
 from fedflat.errors import RunError
 from fedflat.method import State, Update
+from fedflat.statistics import using_batch
 
 Split = Literal["test", "client_test", "train"]
 
@@ -30,16 +31,19 @@ class Broadcast:
 
 @dataclass
 class Order:
-    """One client's turn: its share of the combined update, and its state as kept so far."""
+    """One client's turn: its share of the combined update, its state as kept so far, and what it is asked to do."""
 
     client: int
     weight: float
     states: dict[str, State]
+    duty: str = "train"
 
     def job(self, broadcast: Broadcast, states: dict[str, State]) -> Job:
         """The complete job, with states that may be written to."""
         b = broadcast
-        return Job(b.round, self.client, b.lr, self.weight, b.theta, b.buffers, b.counters, b.received, states)
+        return Job(
+            b.round, self.client, b.lr, self.weight, b.theta, b.buffers, b.counters, b.received, states, self.duty
+        )
 
 
 @dataclass(frozen=True)
@@ -55,8 +59,8 @@ class Chunk:
 class Backend(Protocol):
     """Runs clients. Results come back in the order of the orders, whoever computes them."""
 
-    def train(self, broadcast: Broadcast, orders: Iterable[Order]) -> Iterator[Update]:
-        """Train the clients; each `Update` is valid until the next one is asked for."""
+    def visit(self, broadcast: Broadcast, orders: Iterable[Order]) -> Iterator[Update]:
+        """Have the clients do their duties; each `Update` is valid until the next one is asked for."""
 
     def evaluate(self, broadcast: Broadcast, chunks: Sequence[Chunk]) -> list[Score]:
         """Score the broadcast weights on each chunk."""
@@ -83,7 +87,10 @@ def score_chunk(task: Task, chunk: Chunk) -> Score:
         return Score()
     try:
         with streams.isolated(task.experiment.seed, "evaluation", chunk.start, chunk.client):
-            return assess(task, samples, chunk.start, chunk.stop)
+            # Statistics that stay with the clients are nobody's on common data: there the batch's own serve.
+            aside = task.private.names if chunk.split == "test" else frozenset()
+            with using_batch(task.model.module, aside):
+                return assess(task, samples, chunk.start, chunk.stop)
     except Exception as error:
         raise RunError(f"evaluation failed: {type(error).__name__}: {error}") from error
 

@@ -25,7 +25,8 @@ from torch import Tensor
 
 from fedflat.backends.base import Broadcast, Chunk, Order, load, score_chunk
 from fedflat.backends.mailbox import Letter, Mailbox
-from fedflat.client import Score, Task, train
+from fedflat.client import Score, Task
+from fedflat.duties import perform
 from fedflat.errors import ClientError, InputError, RunError
 from fedflat.method import State, Update
 
@@ -71,8 +72,8 @@ class Pool:
         theirs.close()
         return Worker(process, ours)
 
-    def train(self, broadcast: Broadcast, orders: Iterable[Order]) -> Iterator[Update]:
-        """See `Backend.train`."""
+    def visit(self, broadcast: Broadcast, orders: Iterable[Order]) -> Iterator[Update]:
+        """See `Backend.visit`."""
         letter = self._post(broadcast)
         free = deque(range(len(self._slots)))
 
@@ -81,7 +82,7 @@ class Pool:
                 slot = free.popleft()
                 states = self._slots[slot].inbox.write(pack({"": order.states}))
                 where = f"client {order.client} in round {broadcast.round}"
-                yield ("train", letter, slot, order.client, order.weight, states), where
+                yield ("visit", letter, slot, order.client, order.weight, order.duty, states), where
 
         for slot, plain, update in self._run(messages(), lambda: bool(free)):
             yield Update(**plain, **unpack_update(self._slots[slot].outbox.read(update)))
@@ -216,9 +217,9 @@ def answer(task: Task, board: Mailbox, slots: list[Slot], message: Any) -> Any:
     if kind == "score":
         load(task, broadcast)
         return score_chunk(task, rest[0])
-    slot, client, weight, states = rest
-    order = Order(client, weight, unpack(slots[slot].inbox.read(states)).get("", {}))
-    update = train(task, order.job(broadcast, order.states))
+    slot, client, weight, duty, states = rest
+    order = Order(client, weight, unpack(slots[slot].inbox.read(states)).get("", {}), duty)
+    update = perform(task, order.job(broadcast, order.states))
     plain = {name: getattr(update, name) for name in PLAIN}
     return slot, plain, slots[slot].outbox.write(pack_update(update))
 

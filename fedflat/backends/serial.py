@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from fedflat.backends.base import Broadcast, Chunk, Order, load, score_chunk
-from fedflat.client import Score, Task, train
+from fedflat.client import Score, Task
+from fedflat.duties import perform
 from fedflat.method import Update, copied
 
 
@@ -15,10 +16,10 @@ class Serial:
     def __init__(self, task: Task) -> None:
         self.task = task
 
-    def train(self, broadcast: Broadcast, orders: Iterable[Order]) -> Iterator[Update]:
-        """See `Backend.train`."""
+    def visit(self, broadcast: Broadcast, orders: Iterable[Order]) -> Iterator[Update]:
+        """See `Backend.visit`."""
         for order in orders:
-            yield train(self.task, order.job(broadcast, copied(order.states)))
+            yield perform(self.task, order.job(broadcast, copied(order.states)))
 
     def evaluate(self, broadcast: Broadcast, chunks: Sequence[Chunk]) -> list[Score]:
         """See `Backend.evaluate`."""

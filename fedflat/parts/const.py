@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from fedflat.experiment import Experiment
 from fedflat.flat import FlatModel, Span
 from fedflat.method import Local, Part
+
+if TYPE_CHECKING:
+    from fedflat.client import Task
 
 log = logging.getLogger(__name__)
 
@@ -39,8 +41,9 @@ class Const(Part):
     def __post_init__(self) -> None:
         self.require(self.mode in ("linear", "sphere"), f"mode is 'linear' or 'sphere', not {self.mode!r}")
 
-    def check(self, experiment: Experiment, model: FlatModel) -> None:
+    def check(self, task: Task) -> None:
         """Say once which weights stay free."""
+        model = task.model
         free = [s.name for s in model.spans if s.name.endswith("weight") and s not in constrained(model)]
         if free:
             log.warning("const: left free, having a fan-in below 3 or being a norm layer's: %s", ", ".join(free))

@@ -6,16 +6,17 @@ import logging
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from fedflat.experiment import Experiment
-from fedflat.flat import FlatModel
 from fedflat.method import Local, Part
+
+if TYPE_CHECKING:
+    from fedflat.client import Task
 
 log = logging.getLogger(__name__)
 IN_PLACE = {F.relu_, torch.relu_, Tensor.relu_}
@@ -39,9 +40,9 @@ class MAN(Part):
     def __post_init__(self) -> None:
         self.require(self.zeta >= 0, f"zeta must not be negative, got {self.zeta}")
 
-    def check(self, experiment: Experiment, model: FlatModel) -> None:
+    def check(self, task: Task) -> None:
         """Say so where there seems to be nothing to penalise."""
-        if not any(isinstance(module, (nn.ReLU, nn.ReLU6)) for module in model.module.modules()):
+        if not any(isinstance(module, (nn.ReLU, nn.ReLU6)) for module in task.model.module.modules()):
             log.warning("man: the model has no nn.ReLU; ReLUs called as functions count, other activations do not")
 
     def watch(self, local: Local) -> AbstractContextManager[Any]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from fedflat.experiment import Experiment
-from fedflat.flat import FlatModel
 from fedflat.method import Part, Server
+
+if TYPE_CHECKING:
+    from fedflat.client import Task
 
 log = logging.getLogger(__name__)
 
@@ -53,9 +55,9 @@ class SWA(Part):
             return t >= first and (t + 1) % self.cycle == 0
         return t > first and (t - first) % self.cycle == 0
 
-    def check(self, experiment: Experiment, model: FlatModel) -> None:
+    def check(self, task: Task) -> None:
         """Refuse an average that would never begin."""
-        rounds = experiment.rounds
+        rounds = task.experiment.rounds
         first = self.first(rounds)
         self.require(first < rounds, f"start={self.start} is round {first + 1}, after the last of {rounds}")
         if not any(self.due(t, rounds) for t in range(first, rounds)):
