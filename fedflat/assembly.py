@@ -43,6 +43,8 @@ def make_task(
     check_spelling(e, own_data=federation is not None, own_model=model is not None)
     if federation is None:
         federation = load_federation(e.data, e.partition, e.clients, e.seed, root, e.augment, e.local_holdout)
+    if e.new_clients >= len(federation):
+        raise InputError(f"new_clients={e.new_clients} leaves none of the {len(federation)} clients to train")
     task = assemble(e, federation, model, loss)
     federation.check(_try_out(task))
     for part in task.method.filling("check"):

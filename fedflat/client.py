@@ -39,10 +39,15 @@ class Task:
     evaluator: Part | None = None
     """The part whose average is evaluated; None is the server's own weights."""
 
+    @property
+    def clients(self) -> int:
+        """How many clients may train; the federation's last ones may be there to be evaluated only."""
+        return len(self.federation) - self.experiment.new_clients
+
     def share(self, client: int) -> float:
         """Relative size of a client, ω_i."""
-        sizes = self.federation.sizes
-        return float(len(sizes) * sizes[client] / sizes.sum())
+        sizes = self.federation.sizes[: self.clients]
+        return float(len(sizes) * self.federation.size(client) / sizes.sum())
 
     def receive(self, job: Job) -> Tensor:
         """Load what was sent and what the client has kept of its own; returns the weights from which it starts."""
@@ -84,7 +89,7 @@ def train(task: Task, job: Job) -> Update:
     try:
         with streams.isolated(task.experiment.seed, "model", job.round, job.client):
             samples = task.federation.samples(job.client)
-            local = _local(task, job, origin, len(samples))
+            local = local_view(task, job, origin, len(samples))
             loop = LocalLoop(task, local, samples)
             for part in task.method.filling("begin"):
                 part.begin(local)
@@ -132,14 +137,15 @@ def _keep(task: Task, local: Local, job: Job, delta: Tensor) -> None:
     model.counters[private.counters] = job.counters[private.counters]
 
 
-def _local(task: Task, job: Job, origin: Tensor, samples: int) -> Local:
+def local_view(task: Task, job: Job, origin: Tensor, samples: int) -> Local:
+    """The client's round as the parts see it, before its first step."""
     return Local(
         task.model,
         origin,
         experiment=task.experiment,
         round=job.round,
         client=job.client,
-        clients=len(task.federation),
+        clients=task.clients,
         samples=samples,
         share=lambda: task.share(job.client),
         lr=job.lr,
@@ -184,19 +190,25 @@ class LocalLoop:
         """Mean data loss over the samples seen, each at the weights it was first met with."""
         return self._loss_sum / self._loss_count if self._loss_count else math.nan
 
-    def fit(self, epochs: int | None = None, only: Tensor | None = None, branch: str = "global") -> None:
+    def fit(
+        self,
+        epochs: int | None = None,
+        only: Tensor | None = None,
+        branch: str = "global",
+        steps: int | None = None,
+    ) -> None:
         """Train from the current weights.
 
-        epochs: instead of the experiment's. only: a mask, to train these coordinates and no others.
+        epochs, steps: instead of the experiment's. only: a mask, to train these coordinates and no others.
         branch: name of the trajectory, for parts that treat several differently.
         Every call sees the same minibatches, so that two branches of a round can be compared.
         """
-        local, experiment = self.local, self.task.experiment
-        local.start_branch(branch)
-        handed_over, self._fits = local.velocity, self._fits + 1
+        local = self.local
+        local.start_branch(branch, only)
+        handed_over, self._fits = local.velocity, self._fits + (branch == "global")
         if branch != "global" or self._fits > 1 or handed_over is None:  # a part may hand a momentum to the first fit
-            local.velocity = torch.zeros_like(local.theta) if experiment.momentum else None
-        for x, y in self._batches(epochs):
+            local.velocity = local.fresh_velocity()
+        for x, y in self._batches(epochs, steps):
             local.batch = Batch(x, ((1.0, y),))
             for part in self._fill("batch"):
                 local.batch = part.batch(local, local.batch)
@@ -204,9 +216,10 @@ class LocalLoop:
             self._gradient(local, self.evaluate)
             self._record(len(y))
             self._correct()
-            self._descend(only)
+            local.descend(local.theta, local.grad, local.velocity)
             self._constrain(only)
             local.steps += branch == "global"
+        local.only = None
         if branch != "global":
             local.velocity = handed_over
 
@@ -266,7 +279,7 @@ class LocalLoop:
                 total.add_(local.grad, alpha=len(chunk) / count)
         return total
 
-    def _batches(self, epochs: int | None) -> Iterator[tuple[Any, Tensor]]:
+    def _batches(self, epochs: int | None, steps: int | None) -> Iterator[tuple[Any, Tensor]]:
         task, local, count = self.task, self.local, len(self.samples)
         experiment = task.experiment
         order = streams.torch_stream(experiment.seed, "batches", local.round, local.client)
@@ -277,7 +290,8 @@ class LocalLoop:
                 f"client {local.client} has {count} samples, fewer than batch_size={experiment.batch_size}, and "
                 "drop_last leaves none: lower batch_size or unset drop_last"
             )
-        steps = experiment.local_steps if epochs is None else None
+        if steps is None and epochs is None:
+            steps = experiment.local_steps
         if steps is None:
             steps = len(sizes) * (experiment.local_epochs if epochs is None else epochs)
         while steps > 0:
@@ -300,22 +314,6 @@ class LocalLoop:
             else:
                 lengths = [len(batch) for batch in now]
                 yield from zip(torch.split(x, lengths), torch.split(y, lengths), strict=True)
-
-    def _descend(self, only: Tensor | None) -> None:
-        local, experiment = self.local, self.task.experiment
-        theta, grad = local.theta, local.grad
-        if only is not None:
-            grad.mul_(only)
-        if experiment.clip is not None:
-            norm = grad.norm().item()
-            if norm > experiment.clip - 1e-6:
-                grad.mul_(experiment.clip / (norm + 1e-6))
-        if local.weight_decay:
-            grad.add_(theta if only is None else theta * only, alpha=local.weight_decay)
-        if local.velocity is not None:
-            local.velocity.mul_(experiment.momentum).add_(grad)
-            grad = grad.add_(local.velocity, alpha=experiment.momentum) if experiment.nesterov else local.velocity
-        theta.add_(grad, alpha=-local.lr)
 
     def _record(self, count: int) -> None:
         if not math.isfinite(self._step_loss):

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fedflat.client import Job, Task, train
+from fedflat.examine import examine
 from fedflat.method import Update
 from fedflat.statistics import estimate
 
-DUTIES: dict[str, Callable[[Task, Job], Update]] = {"train": train, "statistics": estimate}
+DUTIES: dict[str, Callable[[Task, Job], Update]] = {"train": train, "statistics": estimate, "examine": examine}
 
 
 def perform(task: Task, job: Job) -> Update:

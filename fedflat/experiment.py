@@ -50,6 +50,10 @@ class Experiment:
     local_holdout: float = _field(0.0, "share of every client's data kept as its own test set")
     evaluated: str = _field("auto", "weights to evaluate: auto, server, selected, all or averaged")
     evaluate_every: int = _field(1, "rounds between evaluations; the last round always is; 0: only the last")
+    evaluate_clients: int | None = _field(
+        0, "rounds between evaluations of every client on its own test data; 0: only after the last; none: never"
+    )
+    new_clients: int = _field(0, "how many clients, the last ones, never train and are only evaluated")
     batchnorm: str = _field("average", "BatchNorm: average, local (FedBN), silobn or recompute (at evaluation)")
     head: str | None = _field(None, "name of the classifier; none is the last Linear layer")
     features: str | None = _field(None, "module whose output are the features; none is the head's input")
@@ -152,6 +156,8 @@ RANGES = [  # name, lowest, highest, whether the lowest is excluded
     ("server_lr", 0, INF, False),
     ("local_holdout", 0, 0.9, False),
     ("evaluate_every", 0, INF, False),
+    ("evaluate_clients", 0, INF, False),
+    ("new_clients", 0, INF, False),
     ("workers", 1, INF, False),
 ]
 

@@ -24,6 +24,7 @@ from fedflat.experiment import Experiment
 from fedflat.store import pack_tensors, read_tensors, write_atomically
 
 PATIENCE = 20  # tenths of a second to wait for a run folder
+TABLES = ("metrics", "clients", "evaluations")
 
 
 @dataclass
@@ -92,7 +93,9 @@ class RunFolder:
 
     # ---- tables ----
     def append(self, table: str, rows: list[dict[str, Any]]) -> None:
-        """Add rows to `metrics` or `clients`."""
+        """Add rows to one of `TABLES`."""
+        if not rows:
+            return
         with (self.path / f"{table}.jsonl").open("a") as file:
             file.write("".join(_line(row) for row in rows))
 
@@ -118,9 +121,10 @@ class RunFolder:
 
     def rewind(self, until: int) -> None:
         """Drop the rows of rounds after `until`: they will be run again."""
-        for table in ("metrics", "clients"):
-            rows = self.rows(table, until)
-            write_atomically(self.path / f"{table}.jsonl", "".join(_line(row) for row in rows).encode())
+        for table in TABLES:
+            path = self.path / f"{table}.jsonl"
+            if path.exists():
+                write_atomically(path, "".join(_line(row) for row in self.rows(table, until)).encode())
 
     # ---- checkpoints ----
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:

@@ -51,6 +51,7 @@ class Local:
     pull: sum of the parts' proximal strengths. full_gradient: of the data loss at given weights, over all samples.
     features, data_loss: of the current forward pass, for loss terms; features only where a part has asked for them.
     batch: the current minibatch. branch: which trajectory of a method with several is being trained.
+    only: the mask of coordinates that the current `fit` trains, None when it trains all.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Local:
         self.pull = 0.0
         self.full_gradient: Callable[[Tensor], Tensor] = _no_gradient
         self.batch = Batch(None, ())
+        self.only: Tensor | None = None
         self.states, self.sent = states, dict[str, State]()
         self._received, self._share, self._scratch = received, share, dict[str, dict[str, Any]]()
         self._streams: dict[str, np.random.Generator] = {}
@@ -112,10 +114,30 @@ class Local:
             self._streams[purpose] = streams.numpy_stream(self.experiment.seed, purpose, self.round, self.client)
         return self._streams[purpose]
 
-    def start_branch(self, branch: str) -> None:
+    def start_branch(self, branch: str, only: Tensor | None = None) -> None:
         """Begin a trajectory: the same draws again, so that two branches of a round can be compared."""
-        self.branch = branch
+        self.branch, self.only = branch, only
         self._streams.clear()
+
+    def descend(self, theta: Tensor, grad: Tensor, velocity: Tensor | None = None) -> None:
+        """One step of the experiment's optimiser (mask, clip, weight decay, momentum); `grad` is used up."""
+        experiment, only = self.experiment, self.only
+        if only is not None:
+            grad.mul_(only)
+        if experiment.clip is not None:
+            norm = grad.norm().item()
+            if norm > experiment.clip - 1e-6:
+                grad.mul_(experiment.clip / (norm + 1e-6))
+        if self.weight_decay:
+            grad.add_(theta if only is None else theta * only, alpha=self.weight_decay)
+        if velocity is not None:
+            velocity.mul_(experiment.momentum).add_(grad)
+            grad = grad.add_(velocity, alpha=experiment.momentum) if experiment.nesterov else velocity
+        theta.add_(grad, alpha=-self.lr)
+
+    def fresh_velocity(self) -> Tensor | None:
+        """The momentum buffer with which a trajectory starts."""
+        return torch.zeros_like(self.theta) if self.experiment.momentum else None
 
     @contextmanager
     def displaced(self, by: Tensor, *, track_buffers: bool = False) -> Iterator[None]:
@@ -145,11 +167,13 @@ class Server:
     theta: the model that is sent next. origin: the model that was sent this round. delta: the combined update.
     round: the round being run (from 1). rounds, clients: how many there are. participants: how many were heard.
     lr: the clients' learning rate of the round. server_lr: the server's own. uniform: plain means over clients.
+    model: tells what the coordinates of `theta` are; its own weights are nobody's in particular.
     """
 
-    def __init__(self, theta: Tensor, buffers: Tensor, counters: Tensor, experiment: Experiment, clients: int) -> None:
-        self.theta, self.buffers, self.counters = theta, buffers, counters
-        self.origin, self.delta = theta, torch.zeros_like(theta)
+    def __init__(self, model: FlatModel, experiment: Experiment, clients: int) -> None:
+        self.model = model
+        self.theta, self.buffers, self.counters = model.theta.clone(), model.buffers.clone(), model.counters.clone()
+        self.origin, self.delta = self.theta, torch.zeros_like(self.theta)
         self.round, self.rounds, self.clients, self.participants = 0, experiment.rounds, clients, 0
         self.experiment, self.lr, self.server_lr = experiment, experiment.lr, experiment.server_lr
         self.uniform = False
@@ -207,6 +231,8 @@ class Part:
     """Whether the server step is only right for plain means, so that no part may claim `combine`."""
     bookkeeping: ClassVar[bool] = False
     """Whether what this part sends serves the simulation only and is no communication."""
+    adapts: ClassVar[bool] = False
+    """Whether a client's own model is the one adapted to it at evaluation."""
     own_step: ClassVar[str] = ""
     """Said in an error when `server_lr` is set although this part's server step has no use for it."""
 
@@ -246,7 +272,7 @@ class Part:
         """Start of the client's round: `theta` holds the received weights and may be changed."""
 
     def train(self, local: Local, fit: Fit) -> None:
-        """Run the local loop, `fit(epochs=…, only=mask, branch=…)`, as often as the method needs. One owner."""
+        """Run the local loop, `fit(epochs=…, steps=…, only=mask, branch=…)`, as often as is needed. One owner."""
         fit()
 
     def batch(self, local: Local, batch: Batch) -> Batch:
@@ -274,6 +300,10 @@ class Part:
     def end(self, local: Local) -> None:
         """End of the client's round: refresh the client's state, send to the server."""
 
+    def adapt(self, local: Local, fit: Fit) -> None:
+        """Fit the model to a client before it is evaluated there: new clients always, all where `adapts`. One owner."""
+        fit(branch="adapt")
+
     # ---- server ----
     def schedule(self, lr: float, server: Server) -> float:
         """The clients' learning rate of `server.round`, given the one so far."""
@@ -283,6 +313,10 @@ class Part:
         """Named tensors to send to every participant along with the weights."""
         return {}
 
+    def generate(self, server: Server, client: int) -> Tensor:
+        """The weights to send to a client instead of the server's own. One owner."""
+        return server.theta
+
     def combine(self, server: Server, updates: Iterable[Update]) -> Tensor:
         """Make one update of many, which arrive one by one in a fixed order. One owner; by default the mean."""
         total, weight = TreeSum(), 0.0
@@ -290,6 +324,10 @@ class Part:
             total.add(update.delta * update.weight)
             weight += update.weight
         return total.result().div_(weight)
+
+    def adjust(self, server: Server, delta: Tensor) -> Tensor:
+        """Change the combined update before the server step."""
+        return delta
 
     def step(self, server: Server, delta: Tensor) -> None:
         """Move `server.theta` by the combined update. One owner."""
@@ -303,14 +341,19 @@ class Part:
         """Weights to evaluate instead of `server.theta`, or None while there are none."""
         return None
 
-    def personal(self, state: State, theta: Tensor) -> Tensor | None:
-        """A client's own weights, from what this part keeps for it and the server's weights."""
+    def personal(self, state: State, theta: Tensor) -> State | None:
+        """A client's own model, given what this part keeps for it and the weights the client would receive.
+
+        Under "theta" its weights, under "buffers" its statistics if it has its own; None while it has no model.
+        """
         return None
 
 
 SINGLE_OWNER = {
     "train": "the passes of local training",
     "gradient": "the rule that makes the gradient",
+    "adapt": "the adaptation before evaluation",
+    "generate": "the weights that a client receives",
     "combine": "the combination of updates",
     "step": "the server step",
 }
@@ -329,8 +372,9 @@ SLOTS = (
         "correct",
         "constrain",
         "end",
+        "adapt",
     ),
-    *("schedule", "broadcast", "combine", "step", "conclude", "averaged", "personal"),
+    *("schedule", "broadcast", "generate", "combine", "adjust", "step", "conclude", "averaged", "personal"),
 )
 
 

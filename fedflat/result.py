@@ -9,11 +9,14 @@ from typing import Any
 from torch import Tensor, nn
 
 from fedflat.assembly import assemble
-from fedflat.client import Task
+from fedflat.client import Job, Task
 from fedflat.data import Federation
-from fedflat.errors import CheckpointError, InputError
+from fedflat.errors import CheckpointError, InputError, UnknownNameError
+from fedflat.examine import MODELS, personal_weights
+from fedflat.fairness import Fairness
 from fedflat.folder import Checkpoint, RunFolder
 from fedflat.method import Server, State, copied
+from fedflat.private import Private
 from fedflat.server import Row, evaluated_buffers, evaluated_weights, fresh_server
 from fedflat.statistics import use_batch
 from fedflat.store import ClientStore, flatten, nest
@@ -31,6 +34,7 @@ class Run:
         self._store, self._folder = store, folder
         self.metrics: list[Row] = []
         self._clients: list[Row] = []
+        self._evaluations: list[Row] = []
         self.best: dict[str, Any] = {"round": 0, "accuracy": -1.0}
         self._inputs: dict[str, Any] = {}
 
@@ -43,6 +47,29 @@ class Run:
     def clients(self) -> list[Row]:
         """One dict per round and client that took part: samples, steps, loss, norm of its update, seconds."""
         return self._folder.rows("clients", self._server.round) if self._folder else self._clients
+
+    @property
+    def evaluations(self) -> list[Row]:
+        """One dict per evaluation and client with test data of its own: accuracy of its models.
+
+        common, personal, adapted: accuracies of the model all share, of the client's own, and of one adapted to it
+        (None where there is none). new: never trains. seen: has trained before.
+        """
+        return self._folder.rows("evaluations", self._server.round) if self._folder else self._evaluations
+
+    def fairness(self, model: str = "personal", *, new: bool = False, seen: bool | None = None) -> Fairness:
+        """Distribution of the clients' accuracies at the last evaluation.
+
+        model: "personal" (the common one where the method has no other), "common" or "adapted". new: of the clients
+        that never train. seen: only those that have trained (True) or that were never drawn (False).
+        """
+        if model not in MODELS:
+            raise UnknownNameError("model", model, MODELS)
+        last = max((row["round"] for row in self.evaluations), default=0)
+        rows = [row for row in self.evaluations if row["round"] == last and row["new"] == new]
+        rows = [row for row in rows if seen is None or row["seen"] == seen]
+        name = model if any(row[model] is not None for row in rows) or model != "personal" else "common"
+        return Fairness.of(row[name] for row in rows if row[name] is not None)
 
     @property
     def server_weights(self) -> Tensor:
@@ -77,19 +104,23 @@ class Run:
     def personal(self, client: int) -> nn.Module:
         """Client `client`'s own model, for the methods that keep one."""
         self._check_client(client)
-        states, method = self._store.get(client), self._task.method
-        for part in method.filling("personal"):
-            theta = part.personal(states.get(part.name, {}), self._server.theta)
-            if theta is not None:
-                return self._export(theta)
-        raise InputError(f"the method {str(method)!r} keeps no personal model for client {client}")
-
-    def _export(self, theta: Tensor) -> nn.Module:
-        return self._task.model.export(theta, self._server.buffers, self._server.counters)
+        task, server = self._task, self._server
+        states, model = self._store.get(client), task.model
+        generated = task.method.filling("generate")
+        theta = generated[0].generate(server, client) if generated else self.weights
+        job = Job(server.round, client, server.lr, 0.0, theta, *evaluated_buffers(server), states=states)
+        task.receive(job)
+        own = personal_weights(task, states)
+        if own is None and Private.KEY not in states:
+            raise InputError(f"the method {str(task.method)!r} keeps no personal model for client {client}")
+        if own is None:
+            return model.export(model.theta, model.buffers, model.counters)
+        return model.export(own["theta"], own.get("buffers", model.buffers), model.counters)
 
     def _check_client(self, client: int) -> None:
-        if not 0 <= client < self._server.clients:
-            raise InputError(f"there is no client {client}: the run has clients 0 to {self._server.clients - 1}")
+        clients = len(self._task.federation)
+        if not 0 <= client < clients:
+            raise InputError(f"there is no client {client}: the run has clients 0 to {clients - 1}")
 
     def __repr__(self) -> str:
         done = f"{len(self.metrics)} of {self.experiment.rounds} rounds"

@@ -78,7 +78,7 @@ def _display() -> list[Callback]:
 
 
 def _chooser(task: Task, own: Participants | None) -> Callable[[int], list[int]]:
-    clients, e = len(task.federation), task.experiment
+    clients, e = task.clients, task.experiment
     if own is not None and not callable(own):
         raise InputError("participants= takes a function of the round, such as lambda t: [0, 3]")
     law = participants_by(e.participation, clients, e.seed) if own is None else own
@@ -130,7 +130,7 @@ def _go_on(result: Run, choose: Callable[[int], list[int]], callbacks: Sequence[
         with interruptible() as loop.safe:
             while result._server.round < task.experiment.rounds and not stop:
                 metrics = loop.run_round()
-                _record(result, metrics, loop.rows)
+                _record(result, metrics, loop.rows, loop.examined)
                 wishes = [callback.round(result, metrics) for callback in callbacks]
                 stop = any(wishes)
                 if time.monotonic() - saved > CHECKPOINT_SECONDS:
@@ -156,16 +156,18 @@ def _save_whole(result: Run) -> None:
         save(result)
 
 
-def _record(result: Run, metrics: Row, rows: list[Row]) -> None:
+def _record(result: Run, metrics: Row, rows: list[Row], examined: list[Row]) -> None:
     result.metrics.append(metrics)
     better = metrics["accuracy"] is not None and metrics["accuracy"] > result.best["accuracy"]
     if better:
         result.best = {"round": metrics["round"], "accuracy": metrics["accuracy"]}
     if result._folder is None:
         result._clients += rows
+        result._evaluations += examined
         return
     result._folder.append("metrics", [metrics])
     result._folder.append("clients", rows)
+    result._folder.append("evaluations", examined)
     if better:
         result._folder.save_weights("best", result.model.state_dict(), {"round": str(metrics["round"])})
 

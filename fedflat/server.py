@@ -11,11 +11,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from fedflat.backends.base import Backend, Broadcast, Order, chunks_of
 from fedflat.client import Score, Task
 from fedflat.errors import RoundLostError
+from fedflat.examine import MODELS, scores
+from fedflat.fairness import Fairness
 from fedflat.method import Server, Update, copied
 from fedflat.statistics import batchnorms
 from fedflat.store import ClientStore
@@ -24,6 +27,7 @@ from fedflat.sums import TreeSum
 log = logging.getLogger(__name__)
 RECOMPUTE_CLIENTS = 100  # over how many clients at most BatchNorm's statistics are estimated
 RECOMPUTED = "recompute"  # where the server keeps them
+SEEN = "seen"  # where it keeps who has ever been heard
 Row = dict[str, Any]
 
 
@@ -60,6 +64,28 @@ class RoundLoop:
         self.rows: list[Row] = []
         self.safe: Callable[[], AbstractContextManager[None]] = nullcontext  # where a signal may strike
         self._counters = server.counters
+        every = task.experiment.evaluate_clients
+        self._examines = every is not None and task.federation.has_client_tests
+        self.examined: list[Row] = []
+
+    def examine(self) -> list[Row]:
+        """Every client's models on its own test data: one row a client that has any."""
+        server, rows = self.server, list[Row]()
+        seen = server.states.get(SEEN, {}).get("clients", torch.zeros(server.clients, dtype=torch.bool))
+        orders = (self._order(client, "examine") for client in range(len(self.task.federation)))
+        for update in self.backend.visit(self._broadcast_weights(), orders):
+            found = scores(update)
+            if not found:
+                continue
+            new = update.client >= server.clients
+            row: Row = {"round": server.round, "client": update.client, "new": new, "samples": update.samples}
+            row["seen"] = not new and bool(seen[update.client])
+            rows.append(row | {name: found[name].accuracy if name in found else None for name in MODELS})
+        return rows
+
+    def _clients_due(self) -> bool:
+        server, every = self.server, self.server.experiment.evaluate_clients
+        return self._examines and (server.round == server.rounds or bool(every and server.round % every == 0))
 
     def run_round(self) -> Row:
         """One round: schedule, pick, broadcast, train, combine, step, conclude, evaluate. Returns its metrics.
@@ -117,8 +143,13 @@ class RoundLoop:
     def _updates(self, broadcast: Broadcast, clients: list[int]) -> Iterator[Update]:
         sizes = [1 if self.task.uniform else self.task.federation.size(i) for i in clients]
         total = sum(sizes)
-        orders = (Order(i, n / total, self.store.get(i)) for i, n in zip(clients, sizes, strict=True))
+        orders = (self._order(i, "train", n / total) for i, n in zip(clients, sizes, strict=True))
         return self.backend.visit(broadcast, orders)
+
+    def _order(self, client: int, duty: str, weight: float = 0.0) -> Order:
+        owners = self.task.method.filling("generate")
+        theta = owners[0].generate(self.server, client) if owners else None
+        return Order(client, weight, self.store.get(client), duty, theta)
 
     def _tallied(self, updates: Iterator[Update], tally: Tally, sums: dict[str, TreeSum]) -> Iterator[Update]:
         """Let the usable updates through, summing on the way all that has one way of being summed."""
@@ -159,13 +190,16 @@ class RoundLoop:
     def _apply(self, delta: Tensor, tally: Tally, sums: dict[str, TreeSum]) -> None:
         server, method = self.server, self.task.method
         totals = {name: total.result() for name, total in sums.items()}
-        server.delta, server.participants = delta, len(tally.rows)
+        server.participants = len(tally.rows)
         server.steps = tally.steps / len(tally.rows)
         server.totals = {}
         for name, total in totals.items():
             if name:
                 owner, tensor = name.split("/", 1)
                 server.totals.setdefault(owner, {})[tensor] = total
+        for part in method.filling("adjust"):
+            delta = part.adjust(server, delta)
+        server.delta = delta
         method.owner("step").step(server, delta)
         buffers = totals.get("")
         if buffers is not None:
@@ -174,10 +208,14 @@ class RoundLoop:
         for part in method.filling("conclude"):
             part.conclude(server)
         self.store.commit_round(server.round)
+        if self._examines:
+            seen = server.states.setdefault(SEEN, {"clients": torch.zeros(server.clients, dtype=torch.bool)})["clients"]
+            seen[[int(row["client"]) for row in tally.rows]] = True
 
     def _metrics(self, tally: Tally, broadcast: Broadcast, asked: int, start: float) -> Row:
         server = self.server
         score = self.evaluate() if self._due() else Score()
+        self.examined = self.examine() if self._clients_due() else []
         return {
             "round": server.round,
             "accuracy": score.accuracy,
@@ -189,6 +227,7 @@ class RoundLoop:
             "steps": int(tally.steps),
             "floats_down": self._floats(broadcast.received.values()),
             "floats_up": tally.floats_up,
+            **summary(self.examined),
             "seconds": round(time.perf_counter() - start, 6),
         }
 
@@ -219,7 +258,7 @@ class RoundLoop:
 
     def _recompute(self, broadcast: Broadcast) -> None:
         """Estimate BatchNorm's statistics for the evaluated weights, over the clients or some spread evenly."""
-        clients = np.unique(np.linspace(0, len(self.task.federation) - 1, RECOMPUTE_CLIENTS).astype(int)).tolist()
+        clients = np.unique(np.linspace(0, self.task.clients - 1, RECOMPUTE_CLIENTS).astype(int)).tolist()
         total, counters, samples = TreeSum(), broadcast.counters, 0
         for update in self.backend.visit(broadcast, (Order(i, 0.0, {}, "statistics") for i in clients)):
             total.add(update.buffers.double() * update.samples)
@@ -269,13 +308,16 @@ def evaluated_buffers(server: Server) -> tuple[Tensor, Tensor]:
     return (own["buffers"], own["counters"]) if own else (server.buffers, server.counters)
 
 
+def summary(rows: list[Row]) -> Row:
+    """Means and tails over the clients that may train, for the common and the personal models; empty without rows."""
+    found: Row = {}
+    for model, prefix in (("common", "clients"), ("personal", "personal")):
+        accuracies = [row[model] for row in rows if not row["new"] and row[model] is not None]
+        if accuracies:
+            found |= {f"{prefix}_{name}": value for name, value in Fairness.of(accuracies).summary().items()}
+    return found
+
+
 def fresh_server(task: Task) -> Server:
     """The server before the first round."""
-    model = task.model
-    return Server(
-        model.theta.clone(),
-        model.buffers.clone(),
-        model.counters.clone(),
-        task.experiment,
-        len(task.federation),
-    )
+    return Server(task.model, task.experiment, task.clients)

@@ -229,8 +229,8 @@ def test_a_method_without_personal_models_says_so() -> None:
 class Own(Diary):
     """Client i's own model is the server's plus its drift."""
 
-    def personal(self, state: Any, theta: Tensor) -> Tensor | None:
-        return theta + state["drift"] if state else None
+    def personal(self, state: Any, theta: Tensor) -> dict[str, Tensor] | None:
+        return {"theta": theta + state["drift"]} if state else None
 
 
 @dataclass(frozen=True)

@@ -31,19 +31,22 @@ class Broadcast:
 
 @dataclass
 class Order:
-    """One client's turn: its share of the combined update, its state as kept so far, and what it is asked to do."""
+    """One client's turn: its share of the combined update, its state as kept so far, and what it is asked to do.
+
+    theta: weights for this client alone, instead of the broadcast ones.
+    """
 
     client: int
     weight: float
     states: dict[str, State]
     duty: str = "train"
+    theta: Tensor | None = None
 
     def job(self, broadcast: Broadcast, states: dict[str, State]) -> Job:
         """The complete job, with states that may be written to."""
         b = broadcast
-        return Job(
-            b.round, self.client, b.lr, self.weight, b.theta, b.buffers, b.counters, b.received, states, self.duty
-        )
+        theta = b.theta if self.theta is None else self.theta
+        return Job(b.round, self.client, b.lr, self.weight, theta, b.buffers, b.counters, b.received, states, self.duty)
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,8 @@ class Pool:
         def messages() -> Iterator[tuple[Any, str]]:
             for order in orders:
                 slot = free.popleft()
-                states = self._slots[slot].inbox.write(pack({"": order.states}))
+                own = {} if order.theta is None else {"theta": order.theta}
+                states = self._slots[slot].inbox.write(own | pack({"": order.states}))
                 where = f"client {order.client} in round {broadcast.round}"
                 yield ("visit", letter, slot, order.client, order.weight, order.duty, states), where
 
@@ -212,13 +213,15 @@ def answer(task: Task, board: Mailbox, slots: list[Slot], message: Any) -> Any:
     """Do what one message asks for."""
     kind, (round, lr, letter), *rest = message
     tensors = board.read(letter)
-    own = {name: tensors.pop(name) for name in ("theta", "buffers", "counters")}
-    broadcast = Broadcast(round, lr, **own, received=unpack(tensors).get("received", {}))
+    sent = {name: tensors.pop(name) for name in ("theta", "buffers", "counters")}
+    broadcast = Broadcast(round, lr, **sent, received=unpack(tensors).get("received", {}))
     if kind == "score":
         load(task, broadcast)
         return score_chunk(task, rest[0])
     slot, client, weight, duty, states = rest
-    order = Order(client, weight, unpack(slots[slot].inbox.read(states)).get("", {}), duty)
+    own = slots[slot].inbox.read(states)
+    theta = own.pop("theta", None)
+    order = Order(client, weight, unpack(own).get("", {}), duty, theta)
     update = perform(task, order.job(broadcast, order.states))
     plain = {name: getattr(update, name) for name in PLAIN}
     return slot, plain, slots[slot].outbox.write(pack_update(update))

@@ -7,7 +7,7 @@ from pathlib import Path
 from fedflat.calls import build, parse
 from fedflat.data.datasets import DATASETS
 from fedflat.data.federation import DatasetSamples, Federation, Samples, TensorSamples
-from fedflat.data.indices import Holdout, PooledClients
+from fedflat.data.indices import Holdout, PooledClients, Split, matching_tests
 from fedflat.data.partition import PARTITIONS, divide
 from fedflat.data.preprocess import Preprocess
 from fedflat.data.recipes import recipe
@@ -45,7 +45,7 @@ def load_federation(
     data: a name of `DATASETS`, such as "cifar10" or 'npz(path="my.npz")'. partition: one of `PARTITIONS`,
     with options. root: where data sets lie; else $FEDFLAT_DATA, else a cache folder (see `locate`). augment:
     the recipe of preprocessing (see `recipe`). local_holdout: share of every client's samples that becomes
-    its own test set.
+    its own test set; with 0 that is a part of the common test set with the client's mixture of labels.
     """
     if not 0 <= local_holdout < 1:
         raise InputError(f"local_holdout={local_holdout} must lie in [0, 1)")
@@ -57,6 +57,9 @@ def load_federation(
     if local_holdout:
         tests = PooledClients(pool.x, pool.y, Holdout(sets, local_holdout, seed, test=True))
         sets = Holdout(sets, local_holdout, seed, test=False)
+    elif isinstance(sets, Split):
+        matching = matching_tests(sets, pool.targets.labels, pool.test_y.numpy(), seed)
+        tests = PooledClients(pool.test_x, pool.test_y, matching)
     return Federation(
         PooledClients(pool.x, pool.y, sets),
         (pool.test_x, pool.test_y),

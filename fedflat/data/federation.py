@@ -72,6 +72,11 @@ class Federation:
         samples = as_samples(self._client_tests[client], f"test data of client {client}")
         return samples if len(samples) else None
 
+    @property
+    def has_client_tests(self) -> bool:
+        """Whether clients have test data of their own."""
+        return self._client_tests is not None
+
     def size(self, client: int) -> int:
         """Number of training samples of a client, without asking the others."""
         return len(self.samples(client)) if self._sizes is None else int(self._sizes[client])

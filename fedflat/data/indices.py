@@ -119,6 +119,24 @@ class Holdout:
         return shuffled[cut:] if self.test else shuffled[:cut]
 
 
+def matching_tests(sets: Split, labels: np.ndarray, test_labels: np.ndarray, seed: int) -> Split:
+    """A test set for every client: the common one divided class by class in proportion to what each client holds.
+
+    Disjoint; together they are all test samples of the classes that any client holds. Shuffled by the seed.
+    """
+    classes = 1 + max(int(labels.max(initial=0)), int(test_labels.max(initial=0)))
+    owner = np.repeat(np.arange(len(sets)), sets.sizes)
+    order = numpy_stream(seed, "client_tests").permutation(len(test_labels))
+    found: list[list[np.ndarray]] = [[] for _ in range(len(sets))]
+    for label in range(classes):
+        held = np.bincount(owner[labels[sets.flat] == label], minlength=len(sets))
+        if held.sum():
+            tests = order[test_labels[order] == label]
+            for client, part in enumerate(np.split(tests, np.cumsum(held)[:-1] * len(tests) // held.sum())):
+                found[client].append(part)
+    return Split.of([np.concatenate(parts) if parts else np.empty(0, np.int64) for parts in found])
+
+
 class PooledClients(Sequence[TensorSamples]):
     """Clients as index sets over one pool of tensors, which all of them share."""
 

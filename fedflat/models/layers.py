@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import TypeAlias
 
+import torch
 from torch import Tensor, nn
 
 from fedflat.errors import InputError
@@ -53,12 +54,19 @@ def _group_norm(model: str, groups: int, channels: int) -> nn.Module:
 class ResidualBlock(nn.Module):
     """`after(branch(h) + shortcut(h))` with `h = before(x)`: the block of every residual network here.
 
-    branch: the residual function; replace it to drop or scale it (stochastic depth).
+    branch: the residual function.
     shortcut: the identity, or the projection of a block that changes the shape.
     after: a ReLU; nothing in pre-activation and inverted residual blocks, where no ReLU follows the sum.
     before: the normalisation and ReLU that the branch and a projection share in a pre-activation block that
         changes the shape; nothing elsewhere.
+
+    Two attributes are for stochastic depth. `survival`: the probability that training evaluates the branch, and the
+    factor of the branch in evaluation; 1 is the plain block. `dropped`: whether training leaves the branch out; None
+    has every training pass decide by a draw from PyTorch's global generator, as `nn.Dropout` does.
     """
+
+    survival: float = 1.0
+    dropped: bool | None = None
 
     def __init__(
         self,
@@ -76,8 +84,16 @@ class ResidualBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The block's output for a batch of feature maps."""
         x = self.before(x)
-        out: Tensor = self.after(self.branch(x) + self.shortcut(x))
+        out: Tensor = self.after(self.shortcut(x) if self._drops() else self._scaled(self.branch(x)) + self.shortcut(x))
         return out
+
+    def _drops(self) -> bool:
+        if self.survival == 1 or not self.training:
+            return False
+        return torch.rand(()).item() >= self.survival if self.dropped is None else self.dropped
+
+    def _scaled(self, branch: Tensor) -> Tensor:
+        return branch if self.survival == 1 or self.training else branch * self.survival
 
 
 class Staged(nn.Module):

@@ -14,24 +14,54 @@ from fedflat.errors import InputError
 from fedflat.method import Part
 from fedflat.parts.adabest import AdaBest
 from fedflat.parts.const import Const
+from fedflat.parts.cutmix import CutMix
+from fedflat.parts.cutout import Cutout
+from fedflat.parts.fedalign import FedAlign
 from fedflat.parts.fedavg import FedAvg
 from fedflat.parts.feddc import FedDC
 from fedflat.parts.feddyn import FedDyn
 from fedflat.parts.fednova import FedNova
 from fedflat.parts.fedprox import FedProx
 from fedflat.parts.fedspeed import FedSpeed
+from fedflat.parts.gradaug import GradAug
 from fedflat.parts.keep_momentum import KeepMomentum
 from fedflat.parts.man import MAN
+from fedflat.parts.mixup import Mixup
 from fedflat.parts.mofedsam import MoFedSAM
 from fedflat.parts.moon import Moon
+from fedflat.parts.personal.apfl import APFL
+from fedflat.parts.personal.ditto import Ditto
+from fedflat.parts.personal.hypernetwork import PLGUGHN, PFedHN
+from fedflat.parts.personal.layerwise import LWSAM
+from fedflat.parts.personal.pfedme import PFedMe
+from fedflat.parts.personal.plgu import PLGULF, PLGUGRep
+from fedflat.parts.personal.split import FedBABU, FedPer, FedRep, FineTune, LGFedAvg, LocalOnly
 from fedflat.parts.sam import ASAM, SAM
 from fedflat.parts.scaffold import Scaffold
 from fedflat.parts.server_optimisers import FedAdagrad, FedAdam, FedAvgM, FedYogi
+from fedflat.parts.stochdepth import StochDepth
 from fedflat.parts.swa import SWA
 
 PARTS: tuple[type[Part], ...] = (
     *(FedAvg, FedProx, FedAvgM, FedAdam, FedAdagrad, FedYogi, Scaffold, FedDyn, FedDC, AdaBest, Moon, SAM, ASAM),
     *(MoFedSAM, FedSpeed, FedNova, MAN, Const, SWA, KeepMomentum),
+    *(FedAlign, GradAug, StochDepth, Mixup, Cutout, CutMix),
+    *(
+        LWSAM,
+        PLGULF,
+        PLGUGRep,
+        PLGUGHN,
+        Ditto,
+        PFedMe,
+        FedRep,
+        PFedHN,
+        FedPer,
+        FedBABU,
+        LGFedAvg,
+        APFL,
+        FineTune,
+        LocalOnly,
+    ),
 )
 
 ALIASES: dict[str, type[Part]] = {"fedsam": SAM, "fedasam": ASAM, "fedconst": Const, "fedman": MAN}

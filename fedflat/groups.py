@@ -1,0 +1,78 @@
+"""Parameters by layer: the blocks of which layer-wise curvature and personal layers speak."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
+
+from fedflat.errors import UnknownNameError
+from fedflat.flat import FlatModel, Span
+
+GRANULARITIES = ("weight", "module", "tensor")
+NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm)
+WEIGHTS = (_ConvNd, nn.Linear)
+
+
+@dataclass(frozen=True)
+class Group:
+    """A block of parameters. name: of the layer or tensor; module: the layer whose input drives it."""
+
+    name: str
+    module: str
+    spans: tuple[Span, ...]
+
+    @property
+    def owners(self) -> frozenset[str]:
+        """The modules whose parameters these are; their buffers belong to the group as well."""
+        return frozenset(_owner(span) for span in self.spans)
+
+    @property
+    def size(self) -> int:
+        """Number of parameters."""
+        return sum(span.stop - span.start for span in self.spans)
+
+
+def layer_groups(flat: FlatModel, granularity: str = "weight") -> list[Group]:
+    """All trainable parameters in groups.
+
+    granularity: "weight" has one group a convolution or linear layer, with the normalisation registered right after
+    it, or else right before it; "module" one a module with parameters of its own; "tensor" one a tensor.
+    """
+    if granularity not in GRANULARITIES:
+        raise UnknownNameError("granularity", granularity, GRANULARITIES)
+    if granularity == "tensor":
+        return [Group(span.name, _owner(span), (span,)) for span in flat.spans]
+    owners = list(dict.fromkeys(_owner(span) for span in flat.spans))
+    heads = _heads(flat, owners) if granularity == "weight" else {name: name for name in owners}
+    members: dict[str, list[Span]] = {heads[name]: [] for name in owners}
+    for span in flat.spans:
+        members[heads[_owner(span)]].append(span)
+    return [Group(name, name, tuple(spans)) for name, spans in members.items()]
+
+
+def _owner(span: Span) -> str:
+    return span.name.rpartition(".")[0]
+
+
+def _heads(flat: FlatModel, owners: list[str]) -> dict[str, str]:
+    """The layer that each module's parameters join."""
+    modules = {name: flat.module.get_submodule(name) for name in owners}
+    heads = {name: name for name in owners}
+    for place, name in enumerate(owners):
+        if isinstance(modules[name], NORMS):
+            before = owners[place - 1] if place else None
+            after = next((other for other in owners[place + 1 :] if isinstance(modules[other], WEIGHTS)), None)
+            if before is not None and isinstance(modules[before], WEIGHTS) and _fits(modules[before], modules[name]):
+                heads[name] = before
+            elif after is not None:
+                heads[name] = after
+    return heads
+
+
+def _fits(layer: nn.Module, norm: nn.Module) -> bool:
+    """Whether a normalisation has as many channels as the layer puts out."""
+    weight, scale = getattr(layer, "weight", None), getattr(norm, "weight", None)
+    return weight is not None and scale is not None and scale.numel() == weight.shape[0]
