@@ -1,13 +1,17 @@
-"""The two real-data tables of docs/results.md, on CIFAR-10: run (or go on with) every cell, then print them.
+"""The real-data tables of docs/results.md: run (or go on with) every cell, then print them.
 
-    python benchmarks/results.py [const|flat] [--data-root DIR] [--out runs/results] [--jobs 2]
+    python benchmarks/results.py [const|flat|local|personal] [--data-root DIR] [--out runs/results] [--jobs 2]
 
-const: paper 004's cross-device set-up with the bias-free LeNet-5, fedavg against fedavg+const, 60 rounds.
-flat:  paper 003's CIFAR-10 set-up at alpha = 0 with its CNN, fedavg, fedsam and fedasam, each with and without SWA from
-       75 % on, 300 rounds instead of the paper's 10,000.
+const:    paper 004's cross-device set-up with the bias-free LeNet-5, fedavg against fedavg+const, 60 rounds.
+flat:     paper 003's CIFAR-10 set-up at alpha = 0 with its CNN, fedavg, fedsam and fedasam, each with and without SWA
+          from 75 % on, 300 rounds instead of the paper's 10,000.
+local:    paper 001's CIFAR-100 set-up with a small member of ResNet-56's family, fedavg and four local regularisers, at
+          equal rounds and at equal compute.
+personal: paper 002's CIFAR-10 set-up with LeNet-5, common and personal models, mean and tails over the clients.
 
 Cells run in `--jobs` processes of one worker each; whatever is finished is kept, so an interrupted call goes on. A cell
 with SWA is branched off its partner where the averaging begins: until then the two runs have the same bits.
+--figures DIR also writes the curves, and for `personal` the distribution over the clients, as pictures.
 """
 
 from __future__ import annotations
@@ -20,89 +24,15 @@ import subprocess
 import sys
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tables import TABLES, Cell
 
 import fedflat
 from fedflat.experiment import Experiment
 
-CONST = Experiment(
-    data="cifar10",
-    partition="dirichlet_over_clients(alpha=0.5)",
-    participation="uniform(10)",
-    model="lenet5",
-    rounds=60,
-    local_epochs=5,
-    batch_size=50,
-    lr=0.01,
-    lr_decay=1.0,
-    momentum=0.9,
-    weight_decay=1e-5,
-    clip=None,
-    augment="paper004",
-    local_holdout=0.1,
-    evaluate_every=2,
-    workers=1,
-)
-FLAT = Experiment(
-    data="cifar10",
-    partition="lda_hsu(alpha=0)",
-    participation="uniform(5)",
-    model="cnn64",
-    rounds=300,
-    local_epochs=1,
-    batch_size=64,
-    lr=0.01,
-    lr_decay=1.0,
-    weight_decay=4e-4,
-    clip=None,
-    augment="paper003",
-    evaluate_every=10,
-    workers=1,
-)
-SEEDS, FLAT_SEEDS = (0, 1, 2), (0,)
-SAM, ASAM, SWA = "sam(rho=0.1)", "asam(rho=0.7, eta=0.2)", "swa(start=0.75, cycle=10)"
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One run: where it stands in the tables, and what it is.
-
-    base: a cell with which it agrees up to `branch` rounds; it starts as a copy of that one at this round.
-    """
-
-    table: str
-    row: str
-    seed: int
-    experiment: Experiment
-    base: str = ""
-    branch: int = 0
-
-    def folder(self, out: Path, row: str = "") -> Path:
-        """Where it is written."""
-        return out / self.table / f"{row or self.row}-s{self.seed}"
-
-    def metrics(self, out: Path) -> list[dict[str, float]]:
-        """The rounds done so far."""
-        path = self.folder(out) / "metrics.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def const_cells(seed: int) -> list[Cell]:
-    """Every method on its own."""
-    return [Cell("const", m, seed, CONST.replace(method=m, seed=seed)) for m in ("fedavg", "fedavg+const")]
-
-
-def flat_cells(seed: int) -> list[Cell]:
-    """Every method, and the same with SWA: until that begins the two runs are one."""
-    cells = []
-    for row, method in (("fedasam", f"fedavg+{ASAM}"), ("fedsam", f"fedavg+{SAM}"), ("fedavg", "fedavg")):
-        e = FLAT.replace(method=method, seed=seed)
-        start = int(0.75 * e.rounds)
-        cells.append(Cell("flat", row, seed, e, branch=start))
-        cells.append(Cell("flat", f"{row}+swa", seed, e.replace(method=f"{method}+{SWA}"), base=row, branch=start))
-    return cells
+Figures = dict[str, float]
 
 
 class StopAt(fedflat.Callback):
@@ -168,35 +98,61 @@ def accuracies(cell: Cell, out: Path) -> list[float]:
     return [100 * row["accuracy"] for row in cell.metrics(out) if row["accuracy"] is not None]
 
 
-def table(cells: list[Cell], out: Path, tail: int = 5) -> dict[str, dict[str, float]]:
-    """Last accuracy, mean of the last `tail` evaluations, best; mean and deviation over the seeds."""
-    found: dict[str, dict[str, float]] = {}
+def table(cells: list[Cell], out: Path) -> dict[str, Figures]:
+    """One row a method: means over its seeds, and their deviation."""
+    found: dict[str, Figures] = {}
     for row in dict.fromkeys(cell.row for cell in cells):
-        curves = [accuracies(cell, out) for cell in cells if cell.row == row]
-        figures = {
-            "last": [curve[-1] for curve in curves],
-            "tail": [statistics.mean(curve[-tail:]) for curve in curves],
-            "best": [max(curve) for curve in curves],
-        }
-        found[row] = {name: round(statistics.mean(values), 2) for name, values in figures.items()}
-        if len(curves) > 1:
-            found[row]["last std"] = round(statistics.stdev(figures["last"]), 2)
+        seeds = [figures(cell, cells, out) for cell in cells if cell.row == row]
+        found[row] = {name: round(statistics.mean(seed[name] for seed in seeds), 2) for name in seeds[0]}
+        if len(seeds) > 1:
+            found[row]["last std"] = round(statistics.stdev(seed["last"] for seed in seeds), 2)
     return found
+
+
+def figures(cell: Cell, cells: list[Cell], out: Path, tail: int = 5) -> Figures:
+    """Last accuracy, mean of the last `tail` evaluations, best; and what the table has of its own."""
+    curve = accuracies(cell, out)
+    found = {"last": curve[-1], "tail": statistics.mean(curve[-tail:]), "best": max(curve)}
+    if cell.table == "local":
+        found |= at_equal_compute(cell, curve, cells)
+    if cell.table == "personal":
+        last = cell.metrics(out)[-1]
+        wanted = [f"{who}_{name}" for who in ("clients", "personal") for name in ("mean", "low5", "top5")]
+        found |= {name: 100 * last[name] for name in wanted if name in last}
+    return found
+
+
+def at_equal_compute(cell: Cell, curve: list[float], cells: list[Cell]) -> Figures:
+    """The accuracy when as many multiplications were done as fedavg does in all its rounds."""
+    from fedflat.cost import cost_of
+
+    macs = {c.row: cost_of(c.experiment, (3, 32, 32), 100).macs for c in cells if c.row in (cell.row, "fedavg")}
+    ratio = macs[cell.row] / macs["fedavg"]
+    return {"compute": ratio, "equal compute": curve[min(len(curve), max(1, int(len(curve) / ratio + 1e-9))) - 1]}
+
+
+def draw(cells: list[Cell], out: Path, folder: Path) -> None:
+    """The curves of a table, and the clients' distribution where it has one."""
+    from fedflat.report.figures import curves, distribution
+
+    folder.mkdir(parents=True, exist_ok=True)
+    runs = [cell.folder(out) for cell in cells if cell.seed == 0]
+    curves(runs, folder / f"{cells[0].table}.png")
+    if cells[0].table == "personal":
+        distribution(runs, folder / "personal-clients.png")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", nargs="?", choices=["const", "flat"])
+    parser.add_argument("what", nargs="?", choices=list(TABLES))
     parser.add_argument("--data-root")
     parser.add_argument("--out", type=Path, default=Path("runs/results"))
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--figures", type=Path)
     parser.add_argument("--work", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    groups = {
-        "flat": [c for s in FLAT_SEEDS for c in flat_cells(s)],
-        "const": [c for s in SEEDS for c in const_cells(s)],
-    }
-    cells = [cell for name, group in groups.items() if arguments.what in (None, name) for cell in group]
+    groups = {name: group for name, group in TABLES.items() if arguments.what in (None, name)}
+    cells = [cell for group in groups.values() for cell in group]
     if arguments.work:
         key = tuple(arguments.work)
         chain = next(c for c in chains(cells) if (c[0].table, c[0].row, str(c[0].seed)) == key)
@@ -204,10 +160,12 @@ def main() -> None:
         return
     with ThreadPoolExecutor(arguments.jobs) as pool:
         watch(cells, [pool.submit(execute, chain, arguments) for chain in chains(cells)], arguments.out)
-    found = {name: table(group, arguments.out) for name, group in groups.items() if group[0] in cells}
+    found = {name: table(group, arguments.out) for name, group in groups.items()}
     for name, rows in found.items():
         for row, values in rows.items():
-            print(f"{name:6s} {row:14s} " + "  ".join(f"{key} {value:6.2f}" for key, value in values.items()))
+            print(f"{name:8s} {row:14s} " + "  ".join(f"{key} {value:6.2f}" for key, value in values.items()))
+        if arguments.figures:
+            draw(groups[name], arguments.out, arguments.figures)
     print(json.dumps(found))
 
 

@@ -100,8 +100,18 @@ def assemble(
     uniform = method.uniform if e.weighting == "auto" else e.weighting == "uniform"
     for part in method.filling("prepare"):
         part.prepare(flat)
-    private = Private(flat, (name for part in method.filling("private") for name in part.private(flat)))
-    return Task(e, method, flat, federation, loss or F.cross_entropy, uniform, private, evaluator)
+    private = [(part, list(part.private(flat))) for part in method.filling("private")]
+    splits = any(part.splits and names for part, names in private)
+    return Task(
+        e,
+        method,
+        flat,
+        federation,
+        loss or F.cross_entropy,
+        uniform,
+        Private(flat, (n for _, names in private for n in names), splits),
+        evaluator,
+    )
 
 
 def _evaluation(method: Method, evaluated: str) -> tuple[Method, Part | None]:

@@ -56,9 +56,10 @@ def _judged(task: Task, job: Job, test: Samples) -> Iterator[tuple[str, Score]]:
     """The common model, then the client's own, then, if that is asked for, the adapted one."""
     model, method = task.model, task.method
     new = job.client >= task.clients
-    load_weights(model, job.theta, job.buffers, job.counters)
-    with using_batch(model.module, task.private.names):
-        yield "common", assess(task, test, 0, len(test))
+    if not task.private.splits:
+        load_weights(model, job.theta, job.buffers, job.counters)
+        with using_batch(model.module, task.private.names):
+            yield "common", assess(task, test, 0, len(test))
     task.receive(job)
     if Private.KEY in job.states:
         yield "personal", assess(task, test, 0, len(test))

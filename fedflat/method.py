@@ -231,6 +231,8 @@ class Part:
     """Whether the server step is only right for plain means, so that no part may claim `combine`."""
     bookkeeping: ClassVar[bool] = False
     """Whether what this part sends serves the simulation only and is no communication."""
+    splits: ClassVar[bool] = False
+    """Whether what is `private` leaves the server without a complete model, so that there is none to evaluate."""
     adapts: ClassVar[bool] = False
     """Whether a client's own model is the one adapted to it at evaluation."""
     own_step: ClassVar[str] = ""

@@ -17,13 +17,13 @@ class Private:
 
     theta, buffers, counters: their positions in the three vectors. shared: a mask of the other weights.
 
-    names: of parameters and buffers, as in `state_dict`.
+    names: of parameters and buffers, as in `state_dict`. splits: the server has no complete model without them.
     """
 
     KEY = "private"  # under which a client's states hold them
 
-    def __init__(self, model: FlatModel, names: Iterable[str]) -> None:
-        self.names = frozenset(names)
+    def __init__(self, model: FlatModel, names: Iterable[str], splits: bool = False) -> None:
+        self.names, self.splits = frozenset(names), splits
         known = {span.name for span in (*model.spans, *model.buffer_spans, *model.counter_spans)}
         for name in sorted(self.names - known):
             raise InputError(f"{name!r} cannot stay with the clients: the model has no such parameter or buffer")

@@ -242,12 +242,12 @@ class RoundLoop:
         return server.round == server.rounds or (every > 0 and server.round % every == 0)
 
     def evaluate(self) -> Score:
-        """Score the evaluated weights on the common test set (nothing, where there is none)."""
+        """Score the evaluated weights on the common test set (nothing, where there is no such set or model)."""
         test, broadcast = self.task.federation.test, self._broadcast_weights()
         if self.task.experiment.batchnorm == "recompute" and batchnorms(self.task.model.module):
             self._recompute(broadcast)
             broadcast = self._broadcast_weights()
-        if test is None:
+        if test is None or self.task.private.splits:
             return Score()
         scores = self.backend.evaluate(broadcast, chunks_of(len(test), "test"))
         return sum(scores, Score())

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedflat.errors import InputError
 from fedflat.extras import blank_figure, save_figure
+from fedflat.fairness import Fairness
 from fedflat.report.records import Record, records_of
 
 if TYPE_CHECKING:
@@ -79,3 +80,47 @@ def _dress(axes: Any, name: str) -> None:
     axes.margins(x=0.01)
     for spine in axes.spines.values():
         spine.set_visible(False)
+
+
+def distribution(runs: Iterable[Run | Record | str | Path], path: str | Path, bins: int = 20) -> Path:
+    """Draw how the clients' accuracies are distributed at the last evaluation, one row of bars a run.
+
+    Filled: each client's own model (the common one where the method has no other); outline: the common one. Marks: the
+    mean over the clients and the mean of the lowest 5 %. Returns the path.
+    """
+    found = [(record.label, *_accuracies(record)) for record in records_of(runs)]
+    shown = [(label, own, common) for label, own, common in found if own]
+    if not shown:
+        raise InputError("there is nothing to draw: no client of these runs was evaluated on data of its own")
+    figure = blank_figure(7, 0.6 + 0.85 * len(shown))
+    rows = figure.subplots(len(shown), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
+    for axes, (label, own, common) in zip(rows, shown, strict=True):
+        _bars(axes, label, own, common, bins)
+    rows[-1].set_xlabel("accuracy of a client on its own test data", color=QUIET, fontsize=9)
+    return save_figure(figure, path)
+
+
+def _accuracies(record: Record) -> tuple[list[float], list[float]]:
+    """Accuracies of the clients' own models, and of the common one, at the last evaluation."""
+    rows = [row for row in record.evaluations if not row["new"]]
+    last = [row for row in rows if row["round"] == rows[-1]["round"]]
+    common = [row["common"] for row in last if row["common"] is not None]
+    return [row["personal"] for row in last if row["personal"] is not None] or common, common
+
+
+def _bars(axes: Any, label: str, own: list[float], common: list[float], bins: int) -> None:
+    fairness, edges = Fairness.of(own), [place / bins for place in range(bins + 1)]
+    axes.hist(own, bins=edges, color=COLOURS[0], alpha=0.75)
+    if common and common != own:
+        axes.hist(common, bins=edges, histtype="step", color=INK, linewidth=1)
+    for value, style in ((fairness.mean, "-"), (fairness.low5, ":")):
+        axes.axvline(value, color=COLOURS[1], linestyle=style, linewidth=1.6)
+    _dress(axes, "")
+    axes.set_title(label, loc="left", fontsize=9, color=INK, pad=2)
+    axes.set_xlabel("")
+    axes.set_xlim(0, 1)
+    axes.text(0, 0.75, f" mean {fairness.mean:.1%}, lowest 5 % {fairness.low5:.1%}", **_corner(axes))
+
+
+def _corner(axes: Any) -> dict[str, Any]:
+    return {"transform": axes.transAxes, "fontsize": 8, "color": QUIET}

@@ -29,8 +29,9 @@ class Pace:
 
 
 def scores(metrics: Mapping[str, Any]) -> str:
-    """Accuracy and loss of a round, where it has them."""
-    return "  ".join(f"{name} {metrics[name]:.4f}" for name in ("accuracy", "loss") if metrics[name] is not None)
+    """Accuracy, loss and the mean accuracy of the clients' own models, where the round has them."""
+    names = {"accuracy": "accuracy", "loss": "loss", "personal_mean": "personal"}
+    return "  ".join(f"{label} {metrics[name]:.4f}" for name, label in names.items() if metrics.get(name) is not None)
 
 
 class Watcher(Callback):

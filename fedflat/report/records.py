@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +20,16 @@ TAIL = 0.1  # share of the rounds in a tail average
 
 @dataclass(frozen=True)
 class Record:
-    """One run: what was run, one dict a round, its folder if it has one, and what to call it among others."""
+    """One run: what was run, one dict a round, its folder if it has one, and what to call it among others.
+
+    evaluations: one dict a client and evaluation on its own data, see `Run.evaluations`.
+    """
 
     experiment: Experiment
     metrics: list[dict[str, Any]]
     path: Path | None = None
     label: str = ""
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def rounds(self) -> int:
@@ -64,7 +68,7 @@ def record_of(run: Run | Record | str | Path) -> Record:
         return run
     if isinstance(run, (str, Path)):
         return _read(Path(run))
-    return Record(run.experiment, run.metrics, run.out, run.experiment.method)
+    return Record(run.experiment, run.metrics, run.out, run.experiment.method, run.evaluations)
 
 
 def records_of(runs: Iterable[Run | Record | str | Path]) -> list[Record]:
@@ -114,7 +118,8 @@ def _runs_in(folder: Path) -> list[Path]:
 
 def _read(folder: Path) -> Record:
     experiment = Experiment.from_toml(folder / "experiment.toml")
-    return Record(experiment, _rows(folder / "metrics.jsonl"), folder, experiment.method)
+    rows = _rows(folder / "metrics.jsonl"), _rows(folder / "evaluations.jsonl")
+    return Record(experiment, rows[0], folder, experiment.method, rows[1])
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:

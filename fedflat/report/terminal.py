@@ -76,6 +76,15 @@ def score(value: float | None) -> str:
     return "–" if value is None else f"{value:.4f}"
 
 
+SPREADS = (("common model", "clients"), ("own models", "personal"))
+
+
+def _over_clients(record: Record, prefix: str) -> str:
+    """Mean and tails over the clients, each on its own test data."""
+    mean, low, top = (score(record.last(f"{prefix}_{name}")) for name in ("mean", "low5", "top5"))
+    return f"mean {mean}, lowest 5 % {low}, highest 5 % {top}"
+
+
 def result_table(record: Record) -> Table:
     """What came of one run."""
     best, seconds = record.best(), record.seconds
@@ -86,6 +95,9 @@ def result_table(record: Record) -> Table:
         ("final loss", score(record.last("loss"))),
         ("rounds", f"{record.rounds} of {record.experiment.rounds}"),
         ("time", f"{clock(seconds) if seconds >= 60 else f'{seconds:.1f} s'}{each}"),
+    ]
+    rows[3:3] = [
+        (label, _over_clients(record, prefix)) for label, prefix in SPREADS if record.last(f"{prefix}_mean") is not None
     ]
     if record.path:
         rows.append(("files", f"{shown_path(record.path)}{os.sep}"))

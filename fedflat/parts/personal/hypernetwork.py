@@ -130,6 +130,7 @@ class Generated(Part):
     is the model of the mean embedding, and so is what a new client gets.
     """
 
+    splits: ClassVar[bool] = True  # with local_head
     embedding: int | None = None
     hidden: int = 100
     depth: int = 3

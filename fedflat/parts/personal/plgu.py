@@ -99,6 +99,7 @@ class PLGUGRep(LayerWise):
     """
 
     name: ClassVar[str] = "plgu_grep"
+    splits: ClassVar[bool] = True
     uniform: ClassVar[bool] = True
     body_epochs: int = 1
     body_steps: int | None = None

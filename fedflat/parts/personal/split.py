@@ -42,6 +42,7 @@ class FedRep(Part):
     A new client is adapted by E_h epochs on its head.
     """
 
+    splits: ClassVar[bool] = True
     head_epochs: int = 10
 
     def __post_init__(self) -> None:
@@ -70,6 +71,7 @@ class FedPer(Part):
     Client keeps these layers; sends the others down, the others up.
     """
 
+    splits: ClassVar[bool] = True
     layers: int = 1
 
     def __post_init__(self) -> None:
@@ -92,6 +94,7 @@ class LGFedAvg(Part):
     """
 
     name: ClassVar[str] = "lg_fedavg"
+    splits: ClassVar[bool] = True
 
     def private(self, model: FlatModel) -> Iterable[str]:
         """All but the head."""
@@ -137,6 +140,7 @@ class LocalOnly(Part):
     """
 
     name: ClassVar[str] = "local_only"
+    splits: ClassVar[bool] = True
 
     def private(self, model: FlatModel) -> Iterable[str]:
         """Everything."""
