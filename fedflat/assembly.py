@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from fedflat.models import MODELS, build_model
 from fedflat.participation import LAWS
 from fedflat.parts.batchnorm import POLICIES
 from fedflat.parts.evaluated import AllClients, Selected
+from fedflat.parts.observers import INTERFERENCE, observers
 from fedflat.private import Private
 
 log = logging.getLogger(__name__)
@@ -36,16 +37,24 @@ def make_task(
     model: nn.Module | None = None,
     loss: Criterion | None = None,
     root: str | Path | None = None,
+    watch: Sequence[str] = (),
+    watch_every: int = 1,
 ) -> Task:
-    """Data, model and method of an experiment, checked against each other."""
+    """Data, model and method of an experiment, checked against each other. watch: see `fedflat.parts.observers`."""
     e = experiment
     _check_kinds(federation, model, loss)
+    looking = observers(watch, watch_every)
     check_spelling(e, own_data=federation is not None, own_model=model is not None)
     if federation is None:
         federation = load_federation(e.data, e.partition, e.clients, e.seed, root, e.augment, e.local_holdout)
     if e.new_clients >= len(federation):
         raise InputError(f"new_clients={e.new_clients} leaves none of the {len(federation)} clients to train")
     task = assemble(e, federation, model, loss)
+    task.method = Method([*task.method.parts, *looking])
+    if INTERFERENCE in watch:
+        if not federation.has_client_tests:
+            raise InputError(f"{INTERFERENCE} watches the clients' own test data, of which there are none")
+        task.interference_every = watch_every
     federation.check(_try_out(task))
     for part in task.method.filling("check"):
         part.check(task)

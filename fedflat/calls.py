@@ -57,6 +57,19 @@ def parse(text: str) -> Call:
     return calls[0]
 
 
+def split(text: str) -> list[str]:
+    """The members of a list with commas between them; commas inside parentheses do not count.
+
+    >>> split("fedavg, gradaug(n=1, width=0.5)+sam")
+    ['fedavg', 'gradaug(n=1, width=0.5)+sam']
+    """
+    try:
+        tree = ast.parse(f"[{text}]", mode="eval").body
+    except (SyntaxError, ValueError):
+        raise InputError(f"cannot read {text!r}: expected name(field=value), name") from None
+    return [ast.get_source_segment(f"[{text}]", member) or "" for member in getattr(tree, "elts", [])]
+
+
 def fits(value: Any, hint: Any) -> bool:
     """Whether a literal can be the value of a field with this annotation; numbers must be finite.
 

@@ -1,4 +1,4 @@
-"""The command line: `fedflat run`, `list`, `data`, `show`. Nothing heavy is imported before it is needed.
+"""The command line: `fedflat run`, `list`, `data`, `cost`, `analyze`, `show`. Heavy things are imported when needed.
 
 A command is a module of `fedflat.commands` with `configure(parser)` and `execute(arguments) -> exit status`.
 """
@@ -28,6 +28,8 @@ COMMANDS = {
     "run": Command("run", "run an experiment, or go on with one that was interrupted"),
     "list": Command("listing", "list the methods, models, data sets or partitions there are"),
     "data": Command("data", "locate, fetch and look at data sets and how they are divided"),
+    "cost": Command("cost", "what methods cost a client: operations, stored parameters, memory, time"),
+    "analyze": Command("analyze", "look at finished runs: curvature, landscapes, robustness, calibration"),
     "show": Command("show", "table and curves of runs, finished or not, in the terminal"),
 }
 EXAMPLES = """\
@@ -36,6 +38,8 @@ examples:
   fedflat run experiment.toml --seed 1
   fedflat list methods
   fedflat data cifar10 --fetch
+  fedflat cost --model resnet56 --methods fedavg,moon,fedalign
+  fedflat analyze runs/* --what curvature,landscape
   fedflat show runs/*
 
 `fedflat COMMAND --help` explains a command. Exit status: 0, 1 (the run failed), 2 (bad input), 130 (interrupted)."""
@@ -80,7 +84,7 @@ def _dispatch(words: list[str]) -> int:
 
 
 def _top_parser() -> Parser:
-    commands = "\n".join(f"  {name:6} {command.about}" for name, command in COMMANDS.items())
+    commands = "\n".join(f"  {name:8} {command.about}" for name, command in COMMANDS.items())
     about = "Federated learning that generalises: every method a sum of small parts.\n\ncommands:\n" + commands
     parser = Parser(prog="fedflat", usage="fedflat COMMAND …", description=about, epilog=EXAMPLES)
     parser.add_argument("--version", action="store_true", help="show the version and exit")

@@ -38,6 +38,8 @@ class Task:
     private: Private
     evaluator: Part | None = None
     """The part whose average is evaluated; None is the server's own weights."""
+    interference_every: int = 0
+    """Rounds between evaluations of the clients that are asked for by watching, beside the experiment's own."""
 
     @property
     def clients(self) -> int:
@@ -85,7 +87,7 @@ def train(task: Task, job: Job) -> Update:
     origin = task.receive(job)
     model.module.train()
     local: Local | None = None
-    failure = None
+    failure, figures = None, dict[str, float]()
     try:
         with streams.isolated(task.experiment.seed, "model", job.round, job.client):
             samples = task.federation.samples(job.client)
@@ -96,7 +98,8 @@ def train(task: Task, job: Job) -> Update:
             task.method.owner("train").train(local, loop.fit)
             for part in task.method.filling("end"):
                 part.end(local)
-        _check_finite(local, job)
+            _check_finite(local, job)
+            figures = _observed(task, local, samples)
     except DivergedError as error:
         failure = str(error)
     except InputError:
@@ -121,7 +124,16 @@ def train(task: Task, job: Job) -> Update:
         sent=local.sent,
         states=local.states,
         failure=failure,
+        figures=figures,
     )
+
+
+def _observed(task: Task, local: Local, samples: Samples) -> dict[str, float]:
+    """What the method's observers see, and how long they looked."""
+    start, figures = time.perf_counter(), dict[str, float]()
+    for part in task.method.filling("observe"):
+        figures |= part.observe(task, local, samples)
+    return figures | {"watch_seconds": round(time.perf_counter() - start, 6)} if figures else {}
 
 
 def _keep(task: Task, local: Local, job: Job, delta: Tensor) -> None:
@@ -386,14 +398,26 @@ def assess(task: Task, samples: Samples, start: int, stop: int) -> Score:
     """Score the model's current weights on samples start…stop, in evaluation mode."""
     task.model.module.eval()
     score = Score()
-    for low in range(start, stop, EVALUATION_BATCH):
-        x, y = samples.batch(torch.arange(low, min(low + EVALUATION_BATCH, stop)))
+    for low, high in pieces(start, stop, EVALUATION_BATCH):
+        x, y = samples.batch(torch.arange(low, high))
         output = task.model(task.federation.preprocess(x, None, task.model.theta.dtype))
         loss = task.criterion(output, y).item()
         correct, judged = _judge(output, y)
         count = judged or len(y)
         score += Score(count, loss * count, correct, judged)
     return score
+
+
+def pieces(start: int, stop: int, size: int) -> list[tuple[int, int]]:
+    """Borders of pieces of `size`; a single sample left over joins the one before it, as it has no statistics.
+
+    >>> pieces(0, 5, 2)
+    [(0, 2), (2, 5)]
+    """
+    lows = list(range(start, stop, size))
+    if len(lows) > 1 and stop - lows[-1] == 1:
+        lows.pop()
+    return list(zip(lows, [*lows[1:], stop], strict=True))
 
 
 def _judge(output: Any, y: Tensor) -> tuple[int, int]:

@@ -38,8 +38,9 @@ class Group:
 def layer_groups(flat: FlatModel, granularity: str = "weight") -> list[Group]:
     """All trainable parameters in groups.
 
-    granularity: "weight" has one group a convolution or linear layer, with the normalisation registered right after
-    it, or else right before it; "module" one a module with parameters of its own; "tensor" one a tensor.
+    granularity: "weight" has one group a convolution or linear layer, with the normalisation it feeds; in networks that
+    normalise first (pre-activation), with the one that feeds it. "module" has one a module with parameters of its own,
+    "tensor" one a tensor.
     """
     if granularity not in GRANULARITIES:
         raise UnknownNameError("granularity", granularity, GRANULARITIES)
@@ -61,15 +62,28 @@ def _heads(flat: FlatModel, owners: list[str]) -> dict[str, str]:
     """The layer that each module's parameters join."""
     modules = {name: flat.module.get_submodule(name) for name in owners}
     heads = {name: name for name in owners}
+    first = _normalises_first(owners, modules)
     for place, name in enumerate(owners):
         if isinstance(modules[name], NORMS):
             before = owners[place - 1] if place else None
             after = next((other for other in owners[place + 1 :] if isinstance(modules[other], WEIGHTS)), None)
-            if before is not None and isinstance(modules[before], WEIGHTS) and _fits(modules[before], modules[name]):
+            fed = before is not None and isinstance(modules[before], WEIGHTS) and _fits(modules[before], modules[name])
+            if before is not None and fed and not (first and after is not None):
                 heads[name] = before
             elif after is not None:
                 heads[name] = after
     return heads
+
+
+def _normalises_first(owners: list[str], modules: dict[str, nn.Module]) -> bool:
+    """Whether the last layer's own block begins with a normalisation, as in pre-activation networks."""
+    weights = [name for name in owners if isinstance(modules[name], WEIGHTS)]
+    place = owners.index(weights[-1]) if weights else 0
+    if place < 2 or not isinstance(modules[owners[place - 1]], NORMS):
+        return False
+    return (
+        owners[place - 1].rpartition(".")[0] == weights[-1].rpartition(".")[0] != owners[place - 2].rpartition(".")[0]
+    )
 
 
 def _fits(layer: nn.Module, norm: nn.Module) -> bool:

@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -21,6 +21,7 @@ from fedflat.sums import TreeSum
 
 if TYPE_CHECKING:
     from fedflat.client import Task
+    from fedflat.data import Samples
     from fedflat.experiment import Experiment
 
 State = dict[str, Tensor]
@@ -192,7 +193,7 @@ class Server:
 
 @dataclass
 class Update:
-    """What one client returns. `failure` says why it cannot be used, if it cannot."""
+    """What one client returns. `failure` says why it cannot be used, if it cannot; `figures` are for the record."""
 
     client: int
     samples: int
@@ -206,6 +207,7 @@ class Update:
     sent: dict[str, State]
     states: dict[str, State]
     failure: str | None = None
+    figures: dict[str, float] = field(default_factory=dict)
 
 
 Evaluate = Callable[[], Tensor]
@@ -302,6 +304,10 @@ class Part:
     def end(self, local: Local) -> None:
         """End of the client's round: refresh the client's state, send to the server."""
 
+    def observe(self, task: Task, local: Local, samples: Samples) -> Mapping[str, float]:
+        """Named figures to record for this client: look at `theta` as it is sent, and change nothing."""
+        return {}
+
     def adapt(self, local: Local, fit: Fit) -> None:
         """Fit the model to a client before it is evaluated there: new clients always, all where `adapts`. One owner."""
         fit(branch="adapt")
@@ -337,6 +343,10 @@ class Part:
 
     def conclude(self, server: Server) -> None:
         """End of the round, after the step."""
+
+    def remark(self, server: Server, rows: Sequence[Mapping[str, Any]]) -> Mapping[str, float]:
+        """Named figures to record for this round, given one row a client heard: change nothing."""
+        return {}
 
     # ---- evaluation ----
     def averaged(self, server: Server) -> Tensor | None:
@@ -374,9 +384,10 @@ SLOTS = (
         "correct",
         "constrain",
         "end",
+        "observe",
         "adapt",
     ),
-    *("schedule", "broadcast", "generate", "combine", "adjust", "step", "conclude", "averaged", "personal"),
+    *("schedule", "broadcast", "generate", "combine", "adjust", "step", "conclude", "remark", "averaged", "personal"),
 )
 
 

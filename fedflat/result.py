@@ -105,6 +105,10 @@ class Run:
         """Client `client`'s own model, for the methods that keep one."""
         self._check_client(client)
         task, server = self._task, self._server
+        if task.method.owner("adapt").adapts:
+            raise InputError(
+                f"the method {str(task.method)!r} fits its models at evaluation and keeps no personal model"
+            )
         states, model = self._store.get(client), task.model
         generated = task.method.filling("generate")
         theta = generated[0].generate(server, client) if generated else self.weights

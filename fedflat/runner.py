@@ -45,6 +45,8 @@ def run(
     progress: bool | None = None,
     callbacks: Sequence[Callback] = (),
     state_memory: int = MEMORY,
+    watch: Sequence[str] = (),
+    watch_every: int = 1,
 ) -> Run:
     """Run an experiment, or go on with it where its folder left off.
 
@@ -54,9 +56,19 @@ def run(
     out: folder for everything the run writes; None keeps it in memory. root: where data sets lie.
     progress: a live line in the terminal; None shows it where there is a terminal.
     callbacks: see `Callback`. state_memory: bytes of client state to hold in memory before it goes to disk.
+    watch: what else to record, in every round that `watch_every` divides: "drift", "gsnr", "client_curvature",
+        "feature_norms", "interference". It changes no result.
     """
     with _single_thread(), streams.isolated(experiment.seed, "run"):
-        task = make_task(experiment, federation=federation, model=model, loss=loss, root=root)
+        task = make_task(
+            experiment,
+            federation=federation,
+            model=model,
+            loss=loss,
+            root=root,
+            watch=watch,
+            watch_every=watch_every,
+        )
         choose = _chooser(task, participants)
         folder = RunFolder(out) if out is not None else None
         try:

@@ -64,8 +64,8 @@ class RoundLoop:
         self.rows: list[Row] = []
         self.safe: Callable[[], AbstractContextManager[None]] = nullcontext  # where a signal may strike
         self._counters = server.counters
-        every = task.experiment.evaluate_clients
-        self._examines = every is not None and task.federation.has_client_tests
+        wanted = task.experiment.evaluate_clients is not None or task.interference_every > 0
+        self._examines = wanted and task.federation.has_client_tests
         self.examined: list[Row] = []
 
     def examine(self) -> list[Row]:
@@ -73,7 +73,7 @@ class RoundLoop:
         server, rows = self.server, list[Row]()
         seen = server.states.get(SEEN, {}).get("clients", torch.zeros(server.clients, dtype=torch.bool))
         orders = (self._order(client, "examine") for client in range(len(self.task.federation)))
-        for update in self.backend.visit(self._broadcast_weights(), orders):
+        for update in self.backend.visit(self._broadcast_weights(received=True), orders):
             found = scores(update)
             if not found:
                 continue
@@ -85,7 +85,8 @@ class RoundLoop:
 
     def _clients_due(self) -> bool:
         server, every = self.server, self.server.experiment.evaluate_clients
-        return self._examines and (server.round == server.rounds or bool(every and server.round % every == 0))
+        often = [n for n in (every, self.task.interference_every) if n]
+        return self._examines and (server.round == server.rounds or any(server.round % n == 0 for n in often))
 
     def run_round(self) -> Row:
         """One round: schedule, pick, broadcast, train, combine, step, conclude, evaluate. Returns its metrics.
@@ -174,6 +175,7 @@ class RoundLoop:
                 "loss": update.loss,
                 "update_norm": update.delta.norm().item(),
                 "seconds": round(update.seconds, 6),
+                **update.figures,
             }
         )
         if update.samples > tally.largest:
@@ -228,8 +230,16 @@ class RoundLoop:
             "floats_down": self._floats(broadcast.received.values()),
             "floats_up": tally.floats_up,
             **summary(self.examined),
+            **self._remarks(tally.rows),
             "seconds": round(time.perf_counter() - start, 6),
         }
+
+    def _remarks(self, rows: list[Row]) -> Row:
+        remarks: Row = {}
+        for part in self.task.method.filling("remark"):
+            remarks |= part.remark(self.server, rows)
+        watched = sum(row.get("watch_seconds", 0.0) for row in rows)
+        return remarks | {"watch_seconds": round(watched, 6)} if remarks or watched else {}
 
     def _floats(self, extra: Iterable[Mapping[str, Tensor]]) -> int:
         """Numbers in a message of weights, statistics and `extra`, less what stays with the clients."""
@@ -252,9 +262,12 @@ class RoundLoop:
         scores = self.backend.evaluate(broadcast, chunks_of(len(test), "test"))
         return sum(scores, Score())
 
-    def _broadcast_weights(self) -> Broadcast:
+    def _broadcast_weights(self, received: bool = False) -> Broadcast:
+        """The evaluated weights; received: along with what parts would send, which adaptation may want."""
         server = self.server
-        return Broadcast(server.round, server.lr, evaluated_weights(self.task, server), *evaluated_buffers(server))
+        extra = self._broadcast(server.theta).received if received else {}
+        weights = evaluated_weights(self.task, server)
+        return Broadcast(server.round, server.lr, weights, *evaluated_buffers(server), extra)
 
     def _recompute(self, broadcast: Broadcast) -> None:
         """Estimate BatchNorm's statistics for the evaluated weights, over the clients or some spread evenly."""

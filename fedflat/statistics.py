@@ -5,17 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fedflat.method import Update
 
 if TYPE_CHECKING:
     from fedflat.client import Job, Task
 
-BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
+BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
 
 
 def batchnorms(module: nn.Module) -> list[tuple[str, BatchNorm]]:
@@ -24,24 +25,51 @@ def batchnorms(module: nn.Module) -> list[tuple[str, BatchNorm]]:
     return [(name, layer) for name, layer in layers if layer.running_mean is not None]
 
 
+class ByBatch(nn.Module):
+    """Normalise by the batch in every mode, and track nothing; the layer's tensors stay as they are."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The normalised batch."""
+        layer: Any = self
+        return F.batch_norm(x, None, None, layer.weight, layer.bias, training=True, eps=layer.eps)
+
+
+class BatchNorm1dByBatch(ByBatch, nn.BatchNorm1d):
+    """See `ByBatch`."""
+
+
+class BatchNorm2dByBatch(ByBatch, nn.BatchNorm2d):
+    """See `ByBatch`."""
+
+
+class BatchNorm3dByBatch(ByBatch, nn.BatchNorm3d):
+    """See `ByBatch`."""
+
+
+BY_BATCH: dict[type[nn.Module], type[ByBatch]] = {
+    nn.BatchNorm1d: BatchNorm1dByBatch,
+    nn.BatchNorm2d: BatchNorm2dByBatch,
+    nn.BatchNorm3d: BatchNorm3dByBatch,
+}
+
+
 def use_batch(module: nn.Module, tensors: Collection[str]) -> None:
-    """Have the layers whose statistics are among `tensors` normalise by the batch, and track nothing."""
+    """Have the layers whose statistics are among `tensors` normalise by the batch from now on."""
     for name, layer in batchnorms(module):
-        if f"{name}.running_mean".removeprefix(".") in tensors:
-            layer.training, layer.track_running_stats = True, False
+        if f"{name}.running_mean".removeprefix(".") in tensors and type(layer) in BY_BATCH:
+            layer.__class__ = BY_BATCH[type(layer)]  # type: ignore[assignment]
 
 
 @contextmanager
 def using_batch(module: nn.Module, tensors: Collection[str]) -> Iterator[None]:
     """`use_batch` for the length of a block."""
-    layers = [layer for _, layer in batchnorms(module)]
-    before = [(layer.training, layer.track_running_stats) for layer in layers]
+    before = [(layer, type(layer)) for _, layer in batchnorms(module)]
     use_batch(module, tensors)
     try:
         yield
     finally:
-        for layer, (training, tracking) in zip(layers, before, strict=True):
-            layer.training, layer.track_running_stats = training, tracking
+        for layer, kind in before:
+            layer.__class__ = kind
 
 
 @contextmanager

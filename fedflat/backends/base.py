@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 from torch import Tensor
 
 from fedflat import streams
-from fedflat.client import CHUNK, Job, Score, Task, assess, load_weights
+from fedflat.client import CHUNK, Job, Score, Task, assess, load_weights, pieces
 from fedflat.errors import RunError
 from fedflat.method import State, Update
 from fedflat.statistics import using_batch
@@ -74,7 +74,7 @@ class Backend(Protocol):
 
 def chunks_of(count: int, split: Split, client: int = -1) -> list[Chunk]:
     """Cut `count` samples into pieces whose borders depend on nothing else, so that sums have one order."""
-    return [Chunk(split, client, low, min(low + CHUNK, count)) for low in range(0, count, CHUNK)]
+    return [Chunk(split, client, low, high) for low, high in pieces(0, count, CHUNK)]
 
 
 def score_chunk(task: Task, chunk: Chunk) -> Score:

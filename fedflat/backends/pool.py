@@ -32,7 +32,7 @@ from fedflat.method import State, Update
 
 log = logging.getLogger(__name__)
 AHEAD = 2  # jobs a worker may hold: the next one is there when it finishes
-PLAIN = ("client", "samples", "weight", "steps", "loss", "seconds", "failure")
+PLAIN = ("client", "samples", "weight", "steps", "loss", "seconds", "failure", "figures")
 
 
 class Slot:

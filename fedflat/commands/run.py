@@ -30,6 +30,7 @@ GROUPS = {  # by the field that opens the group
     "dtype": "numbers and machine",
 }
 METAVARS: dict[type, str] = {int: "N", float: "X", bool: "BOOL", str: "TEXT"}
+WATCH = "what else to record: drift, gsnr, client_curvature, feature_norms, interference, with commas between them"
 IRRELEVANT = ("workers", "backend")  # fields that do not change the result
 
 
@@ -39,6 +40,8 @@ def configure(parser: Parser) -> None:
     parser.add_argument("file", nargs="?", metavar="FILE.toml", help="fields of the experiment")
     parser.add_argument("--out", metavar="DIR", help="run folder; named after the experiment, under runs/, by default")
     parser.add_argument("--data-root", metavar="DIR", help="where data sets lie; else $FEDFLAT_DATA or a cache folder")
+    parser.add_argument("--watch", metavar="LIST", default="", help=WATCH)
+    parser.add_argument("--watch-every", metavar="N", type=int, default=1, help="rounds between looks [1]")
     parser.add_argument("--quiet", action="store_true", help="no progress and no table; print the run folder only")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     group: Any = parser
@@ -96,6 +99,8 @@ def execute(arguments: argparse.Namespace) -> int:
     check_spelling(experiment)
     fetch_shown(parse(experiment.data).name, arguments.data_root)
     options: dict[str, Any] = {"out": out, "root": arguments.data_root, "progress": False}
+    options["watch"] = [name.strip() for name in arguments.watch.split(",") if name.strip()]
+    options["watch_every"] = arguments.watch_every
     if arguments.quiet:
         run(experiment, **options)
         sys.stdout.write(f"{out}\n")

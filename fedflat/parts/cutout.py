@@ -49,7 +49,7 @@ class Cutout(Part):
         centres = torch.from_numpy(local.numpy_stream(self.name).integers(sides, size=(count, 2)))
         rows, columns = (self.hidden(centres[:, axis], length) for axis, length in enumerate(sides))
         hole = rows[:, None, :, None] & columns[:, None, None, :]
-        return Batch(batch.x.masked_fill(hole, 0), batch.targets)
+        return Batch(batch.x.clone().masked_fill_(hole, 0), batch.targets)  # a clone keeps the layout in memory
 
     def hidden(self, centres: Tensor, length: int) -> Tensor:
         """Which of `length` places lie in the holes around the centres, one row each."""

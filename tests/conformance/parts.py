@@ -59,6 +59,18 @@ PARTS = (
     Listed("swa(start=0.4, cycle=2, lr_min=0.01)", server=("average", "count")),
     Listed("swa(start=0.4, cycle=2, lr_min=0.01, collect='cycle_end')", server=("average", "count")),
 )
+IMAGE_PARTS = (
+    Listed("fedalign(width=0.5)", null="fedalign(mu=0.0)"),
+    Listed("fedalign(width=0.5, objective='paper', slices='full')", null="fedalign(mu=0.0, objective='paper')"),
+    Listed("gradaug(resolutions=(8, 6))", null="gradaug(mu=0.0, resolutions=(8, 6))"),
+    Listed("gradaug(resolutions=(8, 6), all_random=True)"),
+    Listed("stochdepth(keep=0.5)", null="stochdepth(keep=1.0)"),
+    Listed("stochdepth(keep=0.5, rule='code')", null="stochdepth(keep=1.0, rule='code')"),
+    Listed("mixup", null="mixup(gamma=0.0)"),
+    Listed("cutout(size=4)", null="cutout(size=0)"),
+    Listed("cutmix", null="cutmix(beta=0.0)"),
+)
+"""Parts that want images, stages or residual blocks, or whose draws tell clients apart; none keeps anything."""
 ALIASES = {
     "fedsam(rho=0.1)": "fedavg+sam(rho=0.1)",
     "fedasam(rho=0.2, eta=0.1)": "fedavg+asam(rho=0.2, eta=0.1)",

@@ -14,7 +14,7 @@ from fedflat import streams
 from fedflat.flat import FlatModel, Span, names_within
 from fedflat.method import Evaluate, Local, Part, Server, State, Update
 from fedflat.parts.personal.layerwise import TwinTrajectories
-from fedflat.parts.personal.split import tensors_of
+from fedflat.parts.personal.split import head_tensors
 
 if TYPE_CHECKING:
     from fedflat.client import Task
@@ -149,6 +149,12 @@ class Generated(Part):
         self.require(self.depth >= 0, f"depth must not be negative, got {self.depth}")
         self.require(self.lr >= 0, f"lr must not be negative, got {self.lr}")
         self.require(0 <= self.momentum < 1, f"momentum must lie in [0, 1), got {self.momentum}")
+        self.require(self.decay >= 0, f"decay must not be negative, got {self.decay}")
+        self.require(self.clip is None or self.clip > 0, f"clip must be above 0, got {self.clip}")
+        self.require(self.chunk is None or self.chunk >= 0, f"chunk must not be negative, got {self.chunk}")
+        self.require(
+            self.embeddings is None or self.embeddings >= 1, f"embeddings must be 1 or more: {self.embeddings}"
+        )
 
     def check(self, task: Task) -> None:
         """Refuse a federation with more clients than there are embeddings."""
@@ -160,7 +166,7 @@ class Generated(Part):
 
     def private(self, model: FlatModel) -> Iterable[str]:
         """The head, if it is not made."""
-        return tensors_of(model, [model.require_head(self.name)]) if self.local_head else ()
+        return head_tensors(model, self.name) if self.local_head else ()
 
     def _plan(self, server: Server) -> tuple[tuple[Span, ...], int, Shape]:
         """What is made, how many embeddings there are, and the network's measures."""
@@ -241,6 +247,13 @@ class PFedHN(Generated):
 
 
 @dataclass(frozen=True)
+class GHNTrajectories(TwinTrajectories):
+    """The rule of the two trajectories under the name of the part that has them."""
+
+    name: ClassVar[str] = "plgu_ghn"
+
+
+@dataclass(frozen=True)
 class PLGUGHN(Generated):
     """PLGU on a hypernetwork: the generalised trajectory trains the network, the plain one stays with the client.
 
@@ -267,9 +280,8 @@ class PLGUGHN(Generated):
         self.require(self.evaluate in known, f"evaluate is 'generated' or 'local', not {self.evaluate!r}")
         self._twin()
 
-    def _twin(self) -> TwinTrajectories:
-        """The rule of the two trajectories, keeping its things under this part's name."""
-        return TwinTrajectories(self.rho, self.score, self.score_dim_power, self.granularity)
+    def _twin(self) -> GHNTrajectories:
+        return GHNTrajectories(self.rho, self.score, self.score_dim_power, self.granularity)
 
     def begin(self, local: Local) -> None:
         """Scores; both trajectories start at what was received."""

@@ -147,6 +147,9 @@ class TwinTrajectories(LayerWise):
         ascent = self.perturbation(local.grad, scratch["scale"])
         if self.perturb_at == "theta":
             ascent += own - local.theta
-        local.descend(own, plain if scratch["trains"] is None else plain * scratch["trains"], scratch["velocity"])
+        before = None if scratch["trains"] is None else own.clone()
+        local.descend(own, plain, scratch["velocity"])
+        if before is not None:
+            torch.where(scratch["trains"], own, before, out=own)
         with local.displaced(by=ascent, track_buffers=True):
             evaluate()

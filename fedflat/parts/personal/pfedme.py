@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedflat.method import Evaluate, Local, Part, Server, State
+from fedflat.method import Evaluate, Fit, Local, Part, Server, State
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,14 @@ class PFedMe(Part):
         self.require(self.mu >= 0, f"mu must not be negative, got {self.mu}")
 
     def begin(self, local: Local) -> None:
-        """θ starts at the model received; weight decay is its, not w's."""
+        """θ starts at the model received."""
         local.scratch(self).update(theta=local.theta.clone(), decay=local.weight_decay + self.mu)
-        local.weight_decay = 0.0
+
+    def train(self, local: Local, fit: Fit) -> None:
+        """Weight decay is θ's, not w's."""
+        decay, local.weight_decay = local.weight_decay, 0.0
+        fit()
+        local.weight_decay = decay
 
     def gradient(self, local: Local, evaluate: Evaluate) -> None:
         """K steps on θ, then λ (w − θ)."""

@@ -13,7 +13,7 @@ from fedflat.flat import FlatModel
 from fedflat.groups import Group, layer_groups
 from fedflat.method import Evaluate, Fit, Local, State
 from fedflat.parts.personal.layerwise import LayerWise, TwinTrajectories
-from fedflat.parts.personal.split import head_mask, tensors_of
+from fedflat.parts.personal.split import head_mask, head_tensors
 
 if TYPE_CHECKING:
     from fedflat.client import Task
@@ -56,7 +56,7 @@ class PLGULF(TwinTrajectories):
         if state:
             take(kept, own, state["theta"])
             take_buffers(kept, local.model, buffers, state["buffers"])
-        trains = 1 - self.spread(kept, torch.ones(len(kept)), own) if self.freeze else None
+        trains = self.spread(kept, torch.ones(len(kept)), own) == 0 if self.freeze else None
         self.start(local, own, buffers, scores, trains)
 
     def end(self, local: Local) -> None:
@@ -109,12 +109,14 @@ class PLGUGRep(LayerWise):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require(self.body_epochs >= 0, f"body_epochs must not be negative, got {self.body_epochs}")
+        steps = self.body_steps
+        self.require(steps is None or steps >= 0, f"body_steps must not be negative, got {steps}")
         known = ("step", "previous")
         self.require(self.score_source in known, f"score_source is 'step' or 'previous', not {self.score_source!r}")
 
     def private(self, model: FlatModel) -> Iterable[str]:
         """The head."""
-        return tensors_of(model, [model.require_head(self.name)])
+        return head_tensors(model, self.name)
 
     def train(self, local: Local, fit: Fit) -> None:
         """Head, then body."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
+from fedflat.errors import InputError
 from fedflat.flat import FlatModel, names_within
 from fedflat.groups import layer_groups
 from fedflat.method import Fit, Local, Part
@@ -20,6 +21,14 @@ def tensors_of(model: FlatModel, modules: Iterable[str]) -> list[str]:
     """Names of all parameters and buffers of some submodules."""
     spans = (*model.spans, *model.buffer_spans, *model.counter_spans)
     return [name for module in modules for name in names_within(spans, module)]
+
+
+def head_tensors(model: FlatModel, who: str) -> list[str]:
+    """Names of the head's parameters and buffers, or an error that tells the user of `who` to name another head."""
+    head = model.require_head(who)
+    if not names_within(model.spans, head):
+        raise InputError(f"{who} parts the network at its head, but {head!r} has no weights; name it with head='…'")
+    return tensors_of(model, [head])
 
 
 def head_mask(local: Local, part: Part) -> Tensor:
@@ -50,7 +59,7 @@ class FedRep(Part):
 
     def private(self, model: FlatModel) -> Iterable[str]:
         """The head."""
-        return tensors_of(model, [model.require_head(self.name)])
+        return head_tensors(model, self.name)
 
     def train(self, local: Local, fit: Fit) -> None:
         """Head, then body."""
@@ -98,7 +107,7 @@ class LGFedAvg(Part):
 
     def private(self, model: FlatModel) -> Iterable[str]:
         """All but the head."""
-        shared = set(tensors_of(model, [model.require_head(self.name)]))
+        shared = set(head_tensors(model, self.name))
         return [name for name in tensors_of(model, [""]) if name not in shared]
 
 
@@ -120,7 +129,7 @@ class FedBABU(Part):
 
     def private(self, model: FlatModel) -> Iterable[str]:
         """The head, which all have alike."""
-        return tensors_of(model, [model.require_head(self.name)])
+        return head_tensors(model, self.name)
 
     def train(self, local: Local, fit: Fit) -> None:
         """The body alone."""

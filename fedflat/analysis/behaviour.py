@@ -1,0 +1,112 @@
+"""How well a model does: by class, over rounds, and on data it was not trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from fedflat.analysis.features import features
+from fedflat.analysis.protocol import Options, Protocol, opened
+from fedflat.analysis.results import plain
+from fedflat.analysis.survey import scores
+from fedflat.errors import InputError
+from fedflat.flat import FlatModel
+
+
+def per_class_accuracy(
+    model: nn.Module | FlatModel, data: Any, *, classes: int | None = None, **options: Unpack[Options]
+) -> Tensor:
+    """Accuracy on each class, nan where it has no sample. classes: how many; by the model's outputs if not given."""
+    logits, labels = features(model, data, layer="logits", **options)
+    count = logits.shape[1] if classes is None else classes
+    if int(labels.min()) < 0 or int(labels.max()) >= count:
+        raise InputError(f"labels from {int(labels.min())} to {int(labels.max())} do not fit {count} classes")
+    right = (logits.argmax(1) == labels).double()
+    totals = torch.zeros(count, dtype=torch.float64).index_add_(0, labels, torch.ones_like(right))
+    return torch.zeros(count, dtype=torch.float64).index_add_(0, labels, right) / totals
+
+
+def forgetting(accuracy: Tensor | Sequence[Sequence[float]]) -> Tensor:
+    """max over s < t of A[s, k] − A[t, k] for every round t > 0: how far each client's accuracy lies below its best.
+
+    accuracy: A, one row a round, one column a client (or class). Row 0 of the result is zero; below 0 is a new best.
+    """
+    matrix = torch.as_tensor(accuracy, dtype=torch.float64)
+    if matrix.dim() != 2 or len(matrix) == 0:
+        raise InputError(f"one row a round and one column a client are needed, got shape {tuple(matrix.shape)}")
+    best = matrix.cummax(0).values
+    return torch.cat([torch.zeros_like(matrix[:1]), best[:-1] - matrix[1:]])
+
+
+@dataclass(frozen=True)
+class RoundsToTarget:
+    """The first round (from 1) at which a target is reached; None, written "T+", where it never is."""
+
+    round: int | None
+    rounds: int
+
+    def __str__(self) -> str:
+        return str(self.round) if self.round is not None else f"{self.rounds}+"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Numbers only."""
+        return plain(self)
+
+
+def rounds_to_target(accuracy: Sequence[float], target: float, *, window: int = 1) -> RoundsToTarget:
+    """When a curve of accuracies, one a round, reaches a target. window: average over so many last rounds first.
+
+    A mean curve may reach it later than every seed, or never: report both.
+    """
+    if window < 1:
+        raise InputError(f"window must be at least 1, got {window}")
+    values = torch.as_tensor(accuracy, dtype=torch.float64)
+    for number in range(window, len(values) + 1):
+        if float(values[number - window : number].mean()) >= target:
+            return RoundsToTarget(number, len(values))
+    return RoundsToTarget(None, len(values))
+
+
+def tail_average(values: Sequence[float], last: int = 100) -> float:
+    """Mean over the last rounds, or all where there are fewer."""
+    if not len(values) or last < 1:
+        raise InputError("at least one value and one round are needed")
+    return float(torch.as_tensor(values, dtype=torch.float64)[-last:].mean())
+
+
+@dataclass(frozen=True)
+class Generalisation:
+    """Loss and accuracy on training and on test data, and how much worse the latter are."""
+
+    train_loss: float
+    test_loss: float
+    train_accuracy: float
+    test_accuracy: float
+
+    @property
+    def loss_gap(self) -> float:
+        """Test loss − training loss."""
+        return self.test_loss - self.train_loss
+
+    @property
+    def accuracy_gap(self) -> float:
+        """Training accuracy − test accuracy."""
+        return self.train_accuracy - self.test_accuracy
+
+    def to_dict(self) -> dict[str, Any]:
+        """Numbers only."""
+        return plain(self, "loss_gap", "accuracy_gap")
+
+
+def generalisation(model: nn.Module | FlatModel, data: Any, test: Any, **options: Unpack[Options]) -> Generalisation:
+    """How well a model does on the data it was trained on and on other data."""
+    found = []
+    for each in (data, test):
+        with opened(model, each, Protocol.of(options)) as problem:
+            found.append(scores(problem))
+    (loss, error), (test_loss, test_error) = found
+    return Generalisation(loss, test_loss, 1 - error, 1 - test_error)

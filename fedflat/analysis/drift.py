@@ -1,0 +1,61 @@
+"""How the clients of a round move apart: formulas on their updates Δ_m and weights w_m, as vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fedflat.errors import InputError
+
+
+def drift_diversity(deltas: Tensor | Sequence[Tensor], weights: Sequence[float] | None = None) -> float:
+    """Σ p_m‖Δ_m‖² / ‖Σ p_mΔ_m‖²: at least 1, and 1 only where all updates are equal; inf where they cancel.
+
+    deltas: one update a client. weights: p_m, brought to sum one; uniform where not given.
+    Differs from the paper in that both sums are over the same round.
+    """
+    rows, p = _weighted(deltas, weights)
+    together = float((p @ rows).square().sum())
+    apart = float(p @ rows.square().sum(1))
+    return apart / together if together else float("inf") if apart else float("nan")
+
+
+def client_consistency(
+    deltas: Tensor | Sequence[Tensor], weights: Sequence[float] | None = None, *, centred: bool = False
+) -> float:
+    """Σ p_m‖Δ_m‖², or centred Σ p_m‖Δ_m − Δ̄‖², which is less by ‖Δ̄‖²."""
+    rows, p = _weighted(deltas, weights)
+    if centred:
+        rows = rows - p @ rows
+    return float(p @ rows.square().sum(1))
+
+
+def weight_cosines(clients: Tensor | Sequence[Tensor], server: Tensor) -> Tensor:
+    """Cosine of the angle between each client's weights and the server's."""
+    rows = _rows(clients)
+    reference = server.double()
+    return torch.div(rows @ reference, rows.norm(dim=1) * reference.norm())
+
+
+def weight_norms(clients: Tensor | Sequence[Tensor]) -> Tensor:
+    """Length of each client's weights."""
+    return torch.sqrt(_rows(clients).square().sum(1))
+
+
+def _rows(vectors: Tensor | Sequence[Tensor]) -> Tensor:
+    if len(vectors) == 0:
+        raise InputError("at least one client is needed")
+    rows = vectors if isinstance(vectors, Tensor) else torch.stack([vector.reshape(-1) for vector in vectors])
+    if rows.dim() != 2:
+        raise InputError(f"one vector a client is needed, got a tensor of shape {tuple(rows.shape)}")
+    return rows.detach().double()
+
+
+def _weighted(vectors: Tensor | Sequence[Tensor], weights: Sequence[float] | None) -> tuple[Tensor, Tensor]:
+    rows = _rows(vectors)
+    p = torch.ones(len(rows), dtype=torch.float64) if weights is None else torch.as_tensor(weights, dtype=torch.float64)
+    if len(p) != len(rows) or bool((p < 0).any()) or float(p.sum()) <= 0:
+        raise InputError(f"{len(rows)} weights that are not negative and not all zero are needed")
+    return rows, p / p.sum()

@@ -1,0 +1,105 @@
+"""What a model makes of data: outputs, penultimate features, and how well classes are apart there."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from fedflat.analysis.protocol import Options, Problem, Protocol, opened, suited
+from fedflat.errors import InputError, UnknownNameError
+from fedflat.flat import FlatModel
+
+LAYERS = ("logits", "penultimate")
+
+
+def features(
+    model: nn.Module | FlatModel, data: Any, *, layer: str = "penultimate", **options: Unpack[Options]
+) -> tuple[Tensor, Tensor]:
+    """Features of all samples, one a row, and their labels.
+
+    layer: "penultimate" is what enters the last linear layer; "logits" is the model's output.
+    """
+    with opened(model, data, Protocol.of(options)) as problem:
+        return features_of(problem, layer)
+
+
+def features_of(problem: Problem, layer: str) -> tuple[Tensor, Tensor]:
+    """The same of a problem that is open."""
+    if layer not in LAYERS:
+        raise UnknownNameError("layer", layer, LAYERS)
+    if layer == "penultimate":
+        problem.flat.capture_features("layer='penultimate'")
+    rows: list[Tensor] = []
+    with torch.no_grad():
+        for x, y in problem.batches:
+            output = problem.flat.module(suited(x, problem.flat.theta))
+            found = problem.flat.take_features() if layer == "penultimate" else output
+            if not isinstance(found, Tensor):
+                raise InputError(f"the model's {layer} are no tensor")
+            rows.append(found.reshape(len(y), -1))
+    return torch.cat(rows), torch.cat([y for _, y in problem.batches])
+
+
+def feature_norm(
+    model: nn.Module | FlatModel, data: Any, *, layer: str = "logits", **options: Unpack[Options]
+) -> float:
+    """Mean length of the features over the samples (paper 003, fig. 7)."""
+    rows, _ = features(model, data, layer=layer, **options)
+    return float(rows.double().norm(dim=1).mean())
+
+
+def silhouette(rows: Tensor, labels: Tensor) -> float:
+    """Mean over samples of (b − a)/max(a, b): a the mean distance to its own class, b to the nearest other one.
+
+    1 where classes are tight and far apart, below 0 where they are mixed. A class of one sample counts 0.
+    """
+    classes, own, counts = _classes(labels)
+    totals = torch.stack([_distances(rows, rows[own == c]).sum(1) for c in range(len(classes))], 1)
+    place = torch.arange(len(rows))
+    inside = totals[place, own] / (counts[own] - 1).clamp_min(1)
+    outside = totals / counts
+    outside[place, own] = torch.inf
+    nearest = outside.min(1).values
+    value = (nearest - inside) / torch.maximum(inside, nearest).clamp_min(torch.finfo(torch.float64).tiny)
+    return float(torch.where(counts[own] > 1, value, 0.0).mean())
+
+
+def nearest_centroid_accuracy(rows: Tensor, labels: Tensor) -> float:
+    """Share of samples nearer to the mean of their own class than to any other's."""
+    classes, own, _ = _classes(labels)
+    centres = torch.stack([rows[own == c].double().mean(0) for c in range(len(classes))])
+    return float((_distances(rows, centres).argmin(1) == own).double().mean())
+
+
+def _classes(labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The classes, each sample's place among them, and their sizes."""
+    classes, own, counts = torch.unique(labels, return_inverse=True, return_counts=True)
+    if len(classes) < 2:
+        raise InputError("at least two classes are needed to say how far apart they are")
+    return classes, own, counts
+
+
+def _distances(a: Tensor, b: Tensor) -> Tensor:
+    return torch.cdist(a.double(), b.double(), compute_mode="donot_use_mm_for_euclid_dist")
+
+
+def tsne(rows: Tensor, *, perplexity: float = 30.0, seed: int = 0) -> Tensor:
+    """The rows in two dimensions by t-SNE, which needs scikit-learn."""
+    make = _sklearn_tsne()
+    if len(rows) <= perplexity:
+        raise InputError(f"t-SNE of {len(rows)} samples needs a perplexity below that; got {perplexity}")
+    embedding = make(perplexity=perplexity, random_state=seed, init="pca").fit_transform(rows.double().numpy())
+    return torch.as_tensor(embedding)
+
+
+def _sklearn_tsne() -> Callable[..., Any]:
+    try:
+        manifold = importlib.import_module("sklearn.manifold")
+    except ImportError:
+        raise InputError("t-SNE needs scikit-learn: pip install 'fedflat[report]'") from None
+    made: Callable[..., Any] = manifold.TSNE
+    return made

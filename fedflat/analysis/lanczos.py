@@ -1,0 +1,194 @@
+"""Eigenvalues at both ends of a symmetric operator, by Lanczos' method with full re-orthogonalisation.
+
+Every new vector is made orthogonal to all earlier ones, twice, so that no eigenvalue appears a second time by rounding
+(a "ghost"). By the same token a run is sure to see only one copy of a multiple eigenvalue: others appear late, as
+rounding brings them in, or when the Krylov space is exhausted and a random vector goes on. `multiplicity=True` looks
+for them: the method is started again in the complement of what was found, until no larger value appears there.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedflat import streams
+from fedflat.analysis.hvp import Product
+from fedflat.errors import InputError
+
+log = logging.getLogger(__name__)
+LOOSER = 10.0  # the smallest eigenvalue, which often lies in a dense crowd, may have so many times the tolerance
+
+
+@dataclass(frozen=True, eq=False)
+class Eigenpairs:
+    """Approximate eigenvalues in descending order.
+
+    vectors: one row each. residuals: ‖Hv − λv‖; an eigenvalue lies within that distance of λ.
+    """
+
+    values: Tensor
+    vectors: Tensor
+    residuals: Tensor
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, part: slice | Tensor) -> Eigenpairs:
+        return Eigenpairs(self.values[part], self.vectors[part], self.residuals[part])
+
+
+class Krylov:
+    """An orthonormal basis in which the operator is tridiagonal; it grows by one vector a product.
+
+    avoid: orthonormal rows to whose complement everything is confined. The first vector is random, but see `begin`.
+    """
+
+    def __init__(
+        self, product: Product, size: int, like: Tensor, generator: torch.Generator, avoid: Tensor | None = None
+    ) -> None:
+        self._product, self._generator = product, generator
+        self._avoid = like.new_empty(0, size) if avoid is None else avoid
+        self.dimension = size - len(self._avoid)  # of the space that can be filled
+        self._rows = like.new_empty(0, size)
+        self.alphas: list[float] = []
+        self.betas: list[float] = []
+        self._next: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.alphas)
+
+    @property
+    def basis(self) -> Tensor:
+        """The vectors so far, as rows."""
+        return self._rows[: len(self)]
+
+    def begin(self, start: Tensor) -> Krylov:
+        """Start from this vector, at unit length."""
+        self._next = start / start.norm()
+        return self
+
+    def extend(self) -> None:
+        """One product, one more vector."""
+        if len(self) == self.dimension:
+            raise InputError(f"the Krylov space has no more than {self.dimension} dimensions")
+        vector = self._fresh() if self._next is None else self._next
+        self._append(vector)
+        image = self._product(vector)
+        self.alphas.append(float(vector @ image))
+        self._orthogonalise(image)
+        scale = max(map(abs, (*self.alphas, *self.betas)))
+        beta = float(image.norm())
+        if len(self) == self.dimension or beta <= torch.finfo(image.dtype).eps * scale:
+            beta, self._next = 0.0, None  # an invariant subspace: exact, and a new direction is needed to go on
+        else:
+            self._next = image / beta
+        self.betas.append(beta)
+
+    def _append(self, vector: Tensor) -> None:
+        if len(self._rows) == len(self):
+            room = min(max(2 * len(self), 32), self.dimension)
+            rows = self._rows.new_empty(room, self._rows.shape[1])
+            rows[: len(self)] = self._rows
+            self._rows = rows
+        self._rows[len(self)] = vector
+
+    def _fresh(self) -> Tensor:
+        draw = torch.randn(self._rows.shape[1], generator=self._generator, dtype=torch.float64).to(self._rows.dtype)
+        self._orthogonalise(draw)
+        return torch.div(draw, draw.norm())
+
+    def _orthogonalise(self, vector: Tensor) -> None:
+        """Against the basis and what is avoided; twice, since once leaves rounding errors of cancellation."""
+        for _ in range(2):
+            for rows in (self.basis, self._avoid):
+                vector -= rows.T @ (rows @ vector)
+
+    def ritz(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Eigenvalues of the tridiagonal matrix (descending), its eigenvectors in columns, and residuals."""
+        matrix = torch.diag(torch.tensor(self.alphas, dtype=torch.float64))
+        side = torch.tensor(self.betas[:-1], dtype=torch.float64)
+        matrix += torch.diag(side, 1) + torch.diag(side, -1)
+        values, columns = torch.linalg.eigh(matrix)
+        values, columns = values.flip(0), columns.flip(1)
+        return values, columns, (self.betas[-1] * columns[-1]).abs()
+
+    def pairs(self, places: list[int]) -> Eigenpairs:
+        """Ritz pairs at some places of the descending order."""
+        values, columns, residuals = self.ritz()
+        vectors = columns[:, places].T.to(self.basis.dtype) @ self.basis
+        return Eigenpairs(values[places], vectors, residuals[places])
+
+
+def first_steps(size: int, k: int) -> int:
+    """How many steps are taken before convergence is looked at."""
+    return min(size, max(2 * k + 20, 40))
+
+
+def extreme_eigenpairs(
+    product: Product,
+    like: Tensor,
+    k: int,
+    *,
+    tol: float = 1e-3,
+    steps: int | None = None,
+    multiplicity: bool = False,
+    seed: int = 0,
+) -> tuple[Eigenpairs, Eigenpairs]:
+    """The k largest eigenpairs and the smallest one, of an operator on vectors such as `like`.
+
+    tol: go on until every residual is below tol·max|λ| (that of the smallest: ten times this), for at most four times
+    the first steps, and say so if that was too few. steps: take exactly so many instead.
+    """
+    if not 1 <= k <= like.numel():
+        raise InputError(f"k must be from 1 to the number of parameters, {like.numel()}; got {k}")
+    if steps is not None and not k <= steps <= like.numel():
+        raise InputError(f"steps must be from k={k} to the number of parameters, {like.numel()}; got {steps}")
+    krylov = Krylov(product, like.numel(), like, streams.torch_stream(seed, "lanczos"))
+    grow(krylov, k, tol, steps)
+    top, bottom = krylov.pairs(list(range(k))), krylov.pairs([len(krylov) - 1])
+    restart = 0
+    while multiplicity and k < like.numel():
+        restart += 1
+        other = Krylov(product, like.numel(), like, streams.torch_stream(seed, "lanczos", restart), top.vectors)
+        grow(other, 1, tol, None)
+        found = other.pairs(list(range(min(k, len(other)))))
+        scale = float(top.values.abs().max())
+        found = found[(found.values > top.values[-1] + tol * scale) & (found.residuals <= tol * scale)]
+        if not len(found):
+            break
+        top = _merged(top, found, k)
+    return top, bottom
+
+
+def grow(krylov: Krylov, k: int, tol: float, steps: int | None) -> None:
+    """Extend a Krylov space until its k largest Ritz pairs and the smallest have converged."""
+    first = first_steps(krylov.dimension, k) if steps is None else steps
+    limit = min(4 * first, krylov.dimension) if steps is None else steps
+    pause = 1 + first // 40  # steps between two looks, which take long where there are many
+    while len(krylov) < limit:
+        krylov.extend()
+        beyond = len(krylov) - first
+        if steps is None and beyond >= 0 and beyond % pause == 0 and _worst(krylov, k) <= tol:
+            return
+    if steps is None and _worst(krylov, k) > tol:
+        log.warning("lanczos: after %d products the largest residual is %.1e of max|λ|", limit, _worst(krylov, k))
+
+
+def _worst(krylov: Krylov, k: int) -> float:
+    """The largest residual that matters, relative to max|λ|."""
+    values, _, residuals = krylov.ritz()
+    worst = max(float(residuals[:k].max()), float(residuals[-1]) / LOOSER)
+    return worst / max(float(values.abs().max()), torch.finfo(torch.float64).tiny)
+
+
+def _merged(a: Eigenpairs, b: Eigenpairs, k: int) -> Eigenpairs:
+    """The k largest of both."""
+    both = Eigenpairs(*(torch.cat(parts) for parts in zip(_parts(a), _parts(b), strict=True)))
+    return both[both.values.argsort(descending=True)[:k]]
+
+
+def _parts(pairs: Eigenpairs) -> tuple[Tensor, Tensor, Tensor]:
+    return pairs.values, pairs.vectors, pairs.residuals

@@ -1,0 +1,78 @@
+"""Robustness of a model against noise on its weights (paper 004, fig. 10)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from fedflat.analysis.directions import gaussian
+from fedflat.analysis.protocol import Conditions, Options, Protocol, opened
+from fedflat.analysis.results import plain
+from fedflat.analysis.survey import survey
+from fedflat.errors import InputError
+from fedflat.flat import FlatModel
+
+AnyModel = nn.Module | FlatModel
+RATIOS = tuple(i / 10 for i in range(11))
+
+
+@dataclass(frozen=True, eq=False)
+class NoiseCurve:
+    """Loss and error under random noise ε of growing size r = ‖ε‖/‖w‖: mean and standard deviation over draws."""
+
+    ratios: Tensor
+    loss: Tensor
+    loss_deviation: Tensor
+    error: Tensor
+    error_deviation: Tensor
+    conditions: Conditions
+
+    def to_dict(self) -> dict[str, Any]:
+        """Numbers, text and lists only."""
+        return plain(self)
+
+    def plot(self) -> Any:
+        """A matplotlib figure with both curves."""
+        from fedflat.analysis.plots import noise_figure
+
+        return noise_figure(self)
+
+
+def noise_curve(
+    model: AnyModel,
+    data: Any,
+    *,
+    ratios: Sequence[float] = RATIOS,
+    draws: int = 10,
+    per_layer: bool = False,
+    **options: Unpack[Options],
+) -> NoiseCurve:
+    """Robustness against noise: each draw is one Gaussian direction, followed through all ratios.
+
+    per_layer: scale each tensor of the noise to the length of the model's own instead of the whole vector.
+    """
+    if draws < 1 or not ratios:
+        raise InputError("at least one draw and one ratio are needed")
+    with opened(model, data, Protocol.of(options)) as problem:
+        origin = problem.flat.theta.clone()
+        noises = [noise_direction(problem.flat, problem.protocol.seed, draw, per_layer) for draw in range(draws)]
+        places = [[r if place == draw else 0.0 for place in range(draws)] for draw in range(draws) for r in ratios]
+        rows = survey(problem, None, places, origin, noises).reshape(draws, len(ratios), 2)
+        mean, deviation = rows.mean(0), rows.std(0, correction=min(1, draws - 1))
+        steps = torch.tensor(ratios, dtype=torch.float64)
+        return NoiseCurve(steps, mean[:, 0], deviation[:, 0], mean[:, 1], deviation[:, 1], problem.conditions())
+
+
+def noise_direction(flat: FlatModel, seed: int, draw: int, per_layer: bool = False) -> Tensor:
+    """Gaussian noise as long as the weights: as a whole, or tensor by tensor."""
+    noise = gaussian(flat, seed, draw)
+    if not per_layer:
+        return torch.mul(noise, flat.theta.norm() / noise.norm())
+    for span in flat.spans:
+        part = span.of(noise)
+        part *= span.of(flat.theta).norm() / part.norm()
+    return noise

@@ -1,0 +1,124 @@
+"""Figures of the results, with matplotlib, whose global state is left alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fedflat.extras import blank_figure
+
+if TYPE_CHECKING:
+    from fedflat.analysis.calibration import Calibration
+    from fedflat.analysis.curvature import Curvature
+    from fedflat.analysis.density import Density
+    from fedflat.analysis.layers import LayerTable
+    from fedflat.analysis.noise import NoiseCurve
+    from fedflat.analysis.survey import Landscape
+
+BLUE, RED, QUIET = "#0072b2", "#d55e00", "#5b6673"
+FLOOR = 1e-6  # densities below this are not drawn
+
+
+def curvature_figure(result: Curvature) -> Any:
+    """Eigenvalues by rank with their residuals, and the density if there is one."""
+    figure = blank_figure(10 if result.density else 5, 4)
+    axes = figure.subplots(1, 2 if result.density else 1, squeeze=False)[0]
+    ranks = range(1, len(result.eigenvalues) + 1)
+    axes[0].errorbar(ranks, result.eigenvalues.numpy(), result.residuals.numpy(), fmt="o", markersize=4, color=BLUE)
+    axes[0].axhline(result.smallest, color=RED, linewidth=1, label=f"smallest: {result.smallest:.3g}")
+    _dress(axes[0], "largest eigenvalues of the Hessian", "rank", "λ")
+    axes[0].legend(frameon=False)
+    if result.density:
+        _draw_density(axes[1], result.density)
+    return figure
+
+
+def density_figure(result: Density) -> Any:
+    """The smoothed density."""
+    figure = blank_figure(6, 4)
+    _draw_density(figure.subplots(), result)
+    return figure
+
+
+def _draw_density(axes: Any, result: Density) -> None:
+    axes.semilogy(result.grid.numpy(), result.values.clamp_min(FLOOR).numpy(), color=BLUE, linewidth=1.2)
+    axes.set_ylim(bottom=FLOOR)
+    _dress(axes, "density of the eigenvalues", "λ", "density")
+
+
+def layers_figure(result: LayerTable) -> Any:
+    """Largest eigenvalue and input second moment of every layer, on one logarithmic axis."""
+    figure = blank_figure(7, 1.5 + 0.3 * len(result.rows))
+    axes = figure.subplots()
+    places = range(len(result.rows))
+    axes.plot([row.largest for row in result.rows], places, "o", color=BLUE, label="largest eigenvalue")
+    axes.plot([row.input_moment for row in result.rows], places, "s", color=RED, label="mean square of the input")
+    axes.set_yticks(list(places), [row.name for row in result.rows])
+    axes.set_xscale("symlog", linthresh=1e-3)
+    axes.invert_yaxis()
+    _dress(axes, "curvature by layer", "", "")
+    axes.legend(frameon=False)
+    return figure
+
+
+def landscape_figure(result: Landscape) -> Any:
+    """Loss on the left and error on the right; of the test data where there are any."""
+    figure = blank_figure(10, 4.2)
+    error = result.error if result.test_error is None else result.test_error
+    titles = "loss", "error" if result.test_error is None else "test error"
+    for axes, values, title in zip(figure.subplots(1, 2), (result.loss, error), titles, strict=True):
+        draw = _draw_line if len(result.axes) == 1 else _draw_map
+        draw(figure, axes, result, values)
+        _dress(axes, title, "first direction", "second direction" if len(result.axes) == 2 else "")
+    return figure
+
+
+def _draw_line(figure: Any, axes: Any, result: Landscape, values: Any) -> None:
+    axes.plot(result.axes[0].numpy(), values.numpy(), color=BLUE)
+    for name, (place,) in result.marks.items():
+        axes.axvline(place, color=QUIET, linewidth=0.8, linestyle=":")
+        axes.annotate(name, (place, 1), xycoords=("data", "axes fraction"), fontsize=8, color=QUIET, va="top")
+
+
+def _draw_map(figure: Any, axes: Any, result: Landscape, values: Any) -> None:
+    filled = axes.contourf(*(axis.numpy() for axis in result.axes), values.T.numpy(), levels=24, cmap="viridis")
+    figure.colorbar(filled, ax=axes)
+    for name, place in result.marks.items():
+        axes.plot(*place, "o", color="white", markeredgecolor="black")
+        axes.annotate(name, place, xytext=(4, 4), textcoords="offset points", fontsize=8, color="white")
+
+
+def noise_figure(result: NoiseCurve) -> Any:
+    """Mean loss and error with a band of one standard deviation."""
+    figure = blank_figure(10, 4)
+    pairs = ((result.loss, result.loss_deviation), (result.error, result.error_deviation))
+    ratios = result.ratios.numpy()
+    for axes, pair, title in zip(figure.subplots(1, 2), pairs, ("loss", "error"), strict=True):
+        mean, deviation = (values.numpy() for values in pair)
+        axes.plot(ratios, mean, color=BLUE)
+        axes.fill_between(ratios, mean - deviation, mean + deviation, color=BLUE, alpha=0.2)
+        _dress(axes, title, "‖noise‖ / ‖weights‖", "")
+    return figure
+
+
+def calibration_figure(result: Calibration) -> Any:
+    """The reliability diagram."""
+    figure = blank_figure(4.5, 4.2)
+    axes = figure.subplots()
+    bins = len(result.counts)
+    edges = [i / bins for i in range(bins)]
+    axes.bar(
+        edges, result.accuracy.nan_to_num(0).tolist(), width=0.95 / bins, align="edge", color=BLUE, label="accuracy"
+    )
+    axes.plot([0, 1], [0, 1], color=QUIET, linestyle=":", label="perfect")
+    _dress(axes, f"expected calibration error {result.error:.3f}", "confidence", "")
+    axes.legend(frameon=False)
+    return figure
+
+
+def _dress(axes: Any, title: str, x: str, y: str) -> None:
+    axes.set_title(title, loc="left", fontsize=11)
+    axes.set_xlabel(x, color=QUIET, fontsize=9)
+    axes.set_ylabel(y, color=QUIET, fontsize=9)
+    axes.tick_params(length=0, labelsize=9, colors=QUIET)
+    for spine in axes.spines.values():
+        spine.set_visible(False)

@@ -1,0 +1,106 @@
+"""What one step of gradient descent wins, and how much its direction depends on the batch (paper 004)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from fedflat.analysis.protocol import Options, Problem, Protocol, opened
+from fedflat.analysis.results import plain
+from fedflat.errors import InputError
+from fedflat.flat import FlatModel
+
+
+@dataclass(frozen=True)
+class StepRatio:
+    """Loss won on held-out data over loss won on the training data by one gradient step, and to first order."""
+
+    measured: float
+    first_order: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Numbers only."""
+        return plain(self)
+
+
+def osgr(
+    model: nn.Module | FlatModel, data: Any, held_out: Any, *, lr: float = 0.01, **options: Unpack[Options]
+) -> StepRatio:
+    """One-step generalisation ratio, measured: take one step of gradient descent on `data`, look at `held_out` too."""
+    protocol = Protocol.of(options)
+    with opened(model, data, protocol) as train, opened(model, held_out, protocol) as test:
+        first = float(train.gradient.double() @ test.gradient.double() / train.gradient.double().square().sum())
+        drops = []
+        for problem in (test, train):
+            problem.flat.theta.sub_(train.gradient, alpha=lr)
+            drops.append(problem.loss - problem.evaluate()[0])
+        return StepRatio(drops[0] / drops[1] if drops[1] else math.nan, first)
+
+
+@dataclass(frozen=True)
+class GradientVariance:
+    """Mean of ‖g_m − ḡ‖² over minibatch gradients at fixed weights; relative: divided by ‖ḡ‖²."""
+
+    variance: float
+    relative: float
+    batches: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Numbers only."""
+        return plain(self)
+
+
+def gradient_variance(model: nn.Module | FlatModel, data: Any, **options: Unpack[Options]) -> GradientVariance:
+    """How much the gradients of minibatches (of 50 samples, unless `batch_size` says otherwise) differ.
+
+    Differs from the paper in that the quantity is defined: it shows one and does not say which.
+    """
+    options.setdefault("batch_size", 50)
+    with opened(model, data, Protocol.of(options)) as problem:
+        return variance_of(torch.stack(list(_batch_gradients(problem))))
+
+
+def variance_of(gradients: Tensor) -> GradientVariance:
+    """The same of given gradients, one a row."""
+    rows = gradients.double()
+    mean = rows.mean(0)
+    variance = float((rows - mean).square().sum(1).mean())
+    norm = float(mean.square().sum())
+    return GradientVariance(variance, variance / norm if norm else math.nan, len(rows))
+
+
+def _batch_gradients(problem: Problem) -> Iterator[Tensor]:
+    parameters = problem.parameters
+    for index in range(len(problem.batches)):
+        parts = torch.autograd.grad(problem.batch_loss(index), parameters, materialize_grads=True)
+        yield torch.cat([part.reshape(-1) for part in parts])
+
+
+@dataclass(frozen=True)
+class Movement:
+    """Mean |w| and mean r among the parameters that moved most and least (paper 004, fig. 5)."""
+
+    most_weight: float
+    most_ratio: float
+    least_weight: float
+    least_ratio: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Numbers only."""
+        return plain(self)
+
+
+def by_movement(weights: Tensor, moved: Tensor, ratio: Tensor, share: float = 0.1) -> Movement:
+    """Compare the parameters by how far they moved. moved: Δw; ratio: r of `gsnr`; share: of most and of least."""
+    if not 0 < share <= 0.5:
+        raise InputError(f"share must be above 0 and at most 0.5, got {share}")
+    count = max(1, int(share * len(moved)))
+    order = moved.abs().argsort(stable=True)
+    least, most = order[:count], order[-count:]
+    means = (float(values[place].double().mean()) for place in (most, least) for values in (weights.abs(), ratio))
+    return Movement(*means)

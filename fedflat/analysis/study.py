@@ -1,0 +1,276 @@
+"""Analyses of runs by name: what `fedflat analyze` does, for Python.
+
+>>> from fedflat.analysis.study import STUDIES
+>>> "curvature" in STUDIES
+True
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedflat import streams
+from fedflat.analysis.behaviour import generalisation
+from fedflat.analysis.calibration import calibration
+from fedflat.analysis.curvature import curvature, spectrum
+from fedflat.analysis.features import features, nearest_centroid_accuracy, silhouette
+from fedflat.analysis.landscape import interpolate, landscape_1d, landscape_2d, landscape_plane
+from fedflat.analysis.layers import layer_curvature
+from fedflat.analysis.noise import noise_curve
+from fedflat.analysis.progress import Progress
+from fedflat.analysis.pruning import pruned
+from fedflat.data import Federation, load_federation
+from fedflat.errors import InputError, UnknownNameError
+from fedflat.result import Run, load_run
+from fedflat.store import write_atomically
+
+Pair = tuple[Tensor, Tensor]
+Headline = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A run to look at: its evaluated model, and some of its training and test data as the model gets them."""
+
+    run: Run
+    model: nn.Module
+    train: Pair
+    test: Pair | None
+
+    def require_test(self, what: str) -> Pair:
+        """The test data, or an error that says which analysis needs them."""
+        if self.test is None:
+            raise InputError(f"{what} needs test data, which the data set of {self.run.out} lacks")
+        return self.test
+
+
+@dataclass(frozen=True)
+class Study:
+    """One analysis. runs: how many it needs at once. headline: the numbers by which runs are compared."""
+
+    about: str
+    look: Callable[..., Any]
+    headline: Callable[[Any], Headline]
+    runs: int = 1
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """How well classes separate in the features of the model, and without a fifth of its weights (paper 004, fig. 8).
+
+    By model ("whole", "without the smallest", "without the largest"): silhouette and nearest-centroid accuracy.
+    """
+
+    silhouettes: dict[str, float]
+    accuracies: dict[str, float]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Numbers only."""
+        return {"silhouettes": self.silhouettes, "accuracies": self.accuracies}
+
+
+def _pruning(subject: Subject, **options: Any) -> Pruned:
+    models = {
+        "whole": subject.model,
+        "without the smallest": pruned(subject.model, which="bottom"),
+        "without the largest": pruned(subject.model, which="top"),
+    }
+    found = {name: features(model, subject.train, **options) for name, model in models.items()}
+    return Pruned(
+        {name: silhouette(*rows) for name, rows in found.items()},
+        {name: nearest_centroid_accuracy(*rows) for name, rows in found.items()},
+    )
+
+
+def _sharpness(found: Any) -> Headline:
+    numbers = {"λ max": found.extremes[0], "λ min": found.extremes[1], "|λmax/λmin|": found.convexity_ratio}
+    numbers |= {"λ1/λ5": found.sharpness_ratio} if len(found.eigenvalues) >= 5 else {}
+    return numbers | ({"trace": found.trace} if found.trace is not None else {})
+
+
+def _rise(found: Any) -> Headline:
+    """How much the mean loss over the picture lies above that of the model."""
+    values = found.loss.flatten()
+    return {"loss, lowest": float(values.min()), "loss, mean": float(values.mean())}
+
+
+STUDIES: dict[str, Study] = {
+    "curvature": Study(
+        "extreme eigenvalues and trace of the Hessian",
+        lambda s, **options: curvature(s.model, s.train, k=5, **options),
+        _sharpness,
+    ),
+    "density": Study(
+        "its spectral density",
+        lambda s, **options: curvature(s.model, s.train, k=1, trace=False, density=True, **options),
+        _sharpness,
+    ),
+    "spectrum": Study(
+        "its 200 largest eigenvalues", lambda s, **options: spectrum(s.model, s.train, **options), _sharpness
+    ),
+    "layers": Study(
+        "curvature of every layer, beside what enters it",
+        lambda s, **options: layer_curvature(s.model, s.train, **options),
+        lambda found: {"largest λ max of a layer": max(row.largest for row in found.rows)},
+    ),
+    "landscape": Study(
+        "loss over two random directions, normalised by filter",
+        lambda s, **options: landscape_2d(s.model, s.train, points=21, test=s.test, **options),
+        _rise,
+    ),
+    "line": Study(
+        "loss along one such direction",
+        lambda s, **options: landscape_1d(s.model, s.train, test=s.test, **options),
+        _rise,
+    ),
+    "eigenplane": Study(
+        "loss over the two sharpest directions",
+        lambda s, **options: landscape_2d(s.model, s.train, direction="eigen", points=21, test=s.test, **options),
+        _rise,
+    ),
+    "noise": Study(
+        "loss under Gaussian noise of growing size on the weights",
+        lambda s, **options: noise_curve(s.model, s.train, **options),
+        lambda found: {f"loss at noise {r:g}": float(v) for r, v in zip(found.ratios, found.loss, strict=True)},
+    ),
+    "calibration": Study(
+        "confidence against accuracy on the test data",
+        lambda s, **options: calibration(s.model, s.require_test("calibration"), **options),
+        lambda found: {"calibration error": found.error},
+    ),
+    "generalisation": Study(
+        "training against test data",
+        lambda s, **options: generalisation(s.model, s.train, s.require_test("generalisation"), **options),
+        lambda found: {"loss gap": found.loss_gap, "accuracy gap": found.accuracy_gap},
+    ),
+    "pruning": Study(
+        "how classes separate without the smallest and the largest weights",
+        _pruning,
+        lambda found: {f"silhouette, {name}": value for name, value in found.silhouettes.items()},
+    ),
+    "interpolation": Study(
+        "loss on the line between two runs' models",
+        lambda a, b, **options: interpolate(a.model, b.model, a.train, test=a.test, **options),
+        _rise,
+        runs=2,
+    ),
+    "plane": Study(
+        "loss in the plane through three runs' models",
+        lambda a, b, c, **options: landscape_plane(a.model, b.model, c.model, a.train, test=a.test, **options),
+        _rise,
+        runs=3,
+    ),
+}
+
+
+def study(
+    runs: Sequence[Run | str | Path],
+    what: Sequence[str] = ("curvature",),
+    *,
+    root: str | Path | None = None,
+    samples: int = 2000,
+    seed: int = 0,
+    workers: int = 1,
+    progress: Progress = False,
+    write: bool = True,
+) -> dict[str, dict[str, Headline]]:
+    """Look at runs: {analysis: {run: headline numbers}}.
+
+    what: names of `STUDIES`. root: where data sets lie. samples: how many of the training data, and of the test data,
+    are looked at; the same ones for all runs of a seed. write: put tables (JSON, CSV) and figures (PNG, SVG) into a
+    folder `analysis` of the run; of analyses of several runs, into that of the first.
+    """
+    for name in what:
+        if name not in STUDIES:
+            raise UnknownNameError("analysis", name, STUDIES)
+        needed = STUDIES[name].runs
+        if needed > 1 and len(runs) != needed:
+            raise InputError(f"{name} looks at {needed} runs together, not at {len(runs)}: name {needed} run folders")
+    if samples < 1:
+        raise InputError(f"samples must be 1 or more, got {samples}")
+    subjects = {_name(run): subject(run, root=root, samples=samples, seed=seed) for run in runs}
+    found: dict[str, dict[str, Headline]] = {}
+    for name in what:
+        groups = [subjects] if STUDIES[name].runs > 1 else [{label: one} for label, one in subjects.items()]
+        for group in groups:
+            result = STUDIES[name].look(*group.values(), seed=seed, workers=workers, progress=progress)
+            found.setdefault(name, {})[" / ".join(group)] = headline = STUDIES[name].headline(result)
+            first = next(iter(group.values())).run.out
+            if write and first is not None:
+                store(first / "analysis", name, result, headline)
+    return found
+
+
+def _name(run: Run | str | Path) -> str:
+    if not isinstance(run, Run):
+        return Path(run).name
+    return run.out.name if run.out else run.experiment.method
+
+
+def subject(
+    run: Run | str | Path,
+    *,
+    federation: Federation | None = None,
+    root: str | Path | None = None,
+    samples: int = 2000,
+    seed: int = 0,
+) -> Subject:
+    """A run with some of its data. federation: the data it was run on, if they were your own."""
+    loaded = run if isinstance(run, Run) else load_run(run)
+    if federation is None:
+        e = loaded.experiment
+        federation = load_federation(e.data, e.partition, e.clients, e.seed, root, e.augment, e.local_holdout)
+        if loaded._inputs and loaded._inputs["data"] != federation.fingerprint():
+            raise InputError(
+                f"{loaded.out} was run on other data than {e.data!r} here, perhaps your own: call the functions of "
+                "fedflat.analysis with them, or subject(run, federation=…)"
+            )
+    dtype = getattr(torch, loaded.experiment.dtype)
+    test = None if federation.test is None else _some(federation, [federation.test], samples, seed, dtype)
+    clients = [federation.samples(client) for client in range(len(federation))]
+    return Subject(loaded, loaded.model, _some(federation, clients, samples, seed, dtype), test)
+
+
+def _some(federation: Federation, sets: Sequence[Any], count: int, seed: int, dtype: torch.dtype) -> Pair:
+    """A fixed random subset of all samples, in order, as the model gets them in evaluation."""
+    ends = np.cumsum([len(each) for each in sets])
+    stream = streams.numpy_stream(seed, "analysis")
+    chosen = np.sort(stream.choice(ends[-1], min(count, int(ends[-1])), replace=False))
+    owner = np.searchsorted(ends, chosen, side="right")
+    xs, ys = [], []
+    for place in np.unique(owner).tolist():
+        positions = chosen[owner == place] - (ends[place - 1] if place else 0)
+        x, y = sets[place].batch(torch.from_numpy(positions))
+        xs.append(federation.preprocess(x, None, dtype))
+        ys.append(y)
+    return torch.cat(xs), torch.cat(ys)
+
+
+def store(folder: Path, name: str, result: Any, headline: Headline) -> None:
+    """Write a result as JSON, its headline into `summary.csv`, and its figure as PNG and SVG."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / f"{name}.json", (json.dumps(result.to_dict(), indent=1) + "\n").encode())
+    _update(folder / "summary.csv", name, headline)
+    if hasattr(result, "plot"):
+        figure = result.plot()
+        for suffix in ("png", "svg"):
+            figure.savefig(folder / f"{name}.{suffix}")
+
+
+def _update(path: Path, name: str, headline: Headline) -> None:
+    rows = [row for row in csv.reader(path.read_text().splitlines()[1:]) if row[0] != name] if path.exists() else []
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(("analysis", "figure", "value"))
+    writer.writerows([*rows, *((name, figure, repr(value)) for figure, value in headline.items())])
+    write_atomically(path, text.getvalue().encode())

@@ -1,0 +1,203 @@
+"""What methods cost a client, as in table 5 of the paper on FedAlign: operations, stored parameters, memory, time.
+
+Operations and parameters are measured on real local steps; rounds are timed on synthetic images, the methods in turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import statistics
+import sys
+from typing import Any
+
+from fedflat.commands.parser import Parser
+from fedflat.errors import InputError
+from fedflat.experiment import Experiment
+
+METHODS = "fedavg,fedprox,moon,mixup,stochdepth,gradaug,fedalign"
+SETTINGS = Experiment(lr=0.01, lr_decay=1.0, momentum=0.9, nesterov=True, weight_decay=1e-4, backend="serial")
+CLIENTS = 2
+PAPER = {  # MFLOPs, million parameters and seconds a round of ResNet-56 on CIFAR-100, table 5
+    "fedavg": (87.3, 0.61, 137.2),
+    "fedprox": (87.3, 1.21, 161.9),
+    "moon": (262.2, 2.21, 414.2),
+    "mixup": (87.3, 0.61, 137.8),
+    "stochdepth": (82.4, 0.61, 136.7),
+    "gradaug(n=1)": (133.9, 0.61, 229.2),
+    "gradaug(n=2)": (170.7, 0.61, 323.9),
+    "gradaug(n=3)": (217.4, 0.61, 417.7),
+    "gradaug(n=4)": (264.1, 0.61, 514.4),
+    "fedalign": (89.1, 0.61, 166.2),
+}
+Row = dict[str, Any]
+
+
+def configure(parser: Parser) -> None:
+    """Add the options."""
+    parser.add_argument("--model", metavar="TEXT", default="resnet56", help="network [resnet56]")
+    parser.add_argument("--methods", metavar="LIST", default=METHODS, help=f"with commas between them [{METHODS}]")
+    parser.add_argument("--rounds", metavar="N", type=int, default=3, help="rounds to time; 0 for none [3]")
+    parser.add_argument("--samples", metavar="N", type=int, default=128, help=f"of each of {CLIENTS} clients [128]")
+    parser.add_argument("--batch-size", metavar="N", type=int, default=64, help="samples in a minibatch [64]")
+    parser.add_argument("--image", metavar="N", type=int, default=32, help="height and width of the images [32]")
+    parser.add_argument("--classes", metavar="N", type=int, default=100, help="number of classes [100]")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
+    form.add_argument("--csv", action="store_true", help="print comma-separated values instead of the table")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Measure, and print what was found."""
+    _check(arguments)
+    from fedflat.folder import describe_environment
+
+    experiments = _experiments(arguments)
+    rows = measured(experiments, arguments)
+    if arguments.json:
+        options = {name: value for name, value in vars(arguments).items() if name not in ("json", "csv", "debug")}
+        found = {"methods": rows, "settings": options, "environment": describe_environment()}
+        sys.stdout.write(json.dumps(found, indent=2) + "\n")
+    elif arguments.csv:
+        writer = csv.DictWriter(sys.stdout, rows[0].keys(), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    else:
+        _show(rows, arguments, describe_environment())
+    return 0
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    for name, least in (("rounds", 0), ("samples", 1), ("batch_size", 1), ("image", 1), ("classes", 2)):
+        if getattr(arguments, name) < least:
+            raise InputError(f"{name} must be at least {least}, not {getattr(arguments, name)}")
+
+
+def _experiments(arguments: argparse.Namespace) -> dict[str, Experiment]:
+    """By method, FedAvg first: the others are compared to it."""
+    from fedflat.assembly import check_spelling
+    from fedflat.calls import split
+
+    methods = dict.fromkeys(["fedavg", *split(arguments.methods)])
+    settings = SETTINGS.replace(batch_size=arguments.batch_size, local_epochs=1)
+    experiments = {m: settings.replace(method=m, model=with_projection(arguments.model, m)) for m in methods}
+    for experiment in experiments.values():
+        check_spelling(experiment)
+    return experiments
+
+
+def with_projection(model: str, method: str) -> str:
+    """The model for a method: MOON's has its projection, where the network offers one and nothing is said of it."""
+    import inspect
+
+    from fedflat.calls import parse
+    from fedflat.method import Method
+    from fedflat.models import MODELS
+
+    call = parse(model)
+    offered = call.name in MODELS and "projection" in inspect.signature(MODELS[call.name]).parameters
+    if not offered or "projection" in call.kwargs or all(part.name != "moon" for part in Method.parse(method).parts):
+        return model
+    return str(type(call)(call.name, call.args, {**call.kwargs, "projection": 256}))
+
+
+def measured(experiments: dict[str, Experiment], arguments: argparse.Namespace) -> list[Row]:
+    """One row a method; says on stderr how far it is."""
+    from fedflat.cost import cost_of, in_turns
+    from fedflat.cost.step import synthetic
+    from fedflat.report.terminal import say
+
+    shape, rounds = (3, arguments.image, arguments.image), arguments.rounds
+    rows = []
+    for method, experiment in experiments.items():
+        cost = cost_of(experiment, shape, arguments.classes)
+        say(f"{method}: {cost.macs / 1e6:.1f} M operations a sample")
+        rows.append({"method": method, "model": experiment.model, **vars(cost)})
+    if rounds:
+        federation = synthetic(shape, arguments.classes, CLIENTS, arguments.samples)
+        times = in_turns(
+            experiments,
+            federation,
+            rounds,
+            lambda number, method, seconds: say(f"round {number}/{rounds}  {method}  {seconds:.2f} s"),
+        )
+        for row in rows:
+            row |= _timed(times[row["method"]], times["fedavg"])
+    return [row | _papers(row["method"], arguments) for row in rows]
+
+
+def _timed(seconds: list[float], base: list[float]) -> Row:
+    """Mean and deviation of the seconds a round, and of the ratio to the round of FedAvg in the same turn."""
+    ratios = [own / other for own, other in zip(seconds, base, strict=True)]
+    return {
+        "seconds": statistics.mean(seconds),
+        "seconds_std": _deviation(seconds),
+        "ratio": statistics.mean(ratios),
+        "ratio_std": _deviation(ratios),
+    }
+
+
+def _deviation(values: list[float]) -> float | None:
+    return statistics.stdev(values) if len(values) > 1 else None
+
+
+def _papers(method: str, arguments: argparse.Namespace) -> Row:
+    """The paper's figures, for its network."""
+    from fedflat.method import Method
+    from fedflat.parts.gradaug import GradAug
+
+    parts = [part for part in Method.parse(method).parts if part.name != "fedavg"]
+    name = "+".join(f"gradaug(n={part.n})" if isinstance(part, GradAug) else part.name for part in parts) or "fedavg"
+    names = ("paper_macs", "paper_weights", "paper_ratio")
+    comparable = (arguments.model, arguments.image, arguments.classes) == ("resnet56", 32, 100)
+    if not comparable or name not in PAPER:
+        return dict.fromkeys(names)
+    macs, weights, seconds = PAPER[name]
+    return dict(zip(names, (macs * 1e6, weights * 1e6, seconds / PAPER["fedavg"][2]), strict=True))
+
+
+def _show(rows: list[Row], arguments: argparse.Namespace, environment: dict[str, Any]) -> None:
+    from fedflat.report.terminal import console, plain_table
+
+    heads = ("method", "MACs", "paper", "stored", "paper", "all", "memory", "s a round", "÷ fedavg", "paper")
+    out = console()
+    out.print(plain_table(heads, [_cells(row) for row in rows], numbers=range(1, len(heads))))
+    for line in _legend(rows, arguments, environment):
+        out.print(line, soft_wrap=True, markup=False)
+
+
+def _cells(row: Row) -> list[str]:
+    def millions(value: float | None, digits: int) -> str:
+        return "–" if value is None else f"{value / 1e6:.{digits}f}"
+
+    def spread(name: str) -> str:
+        deviation = row.get(f"{name}_std")
+        mean = "–" if row.get(name) is None else f"{row[name]:.2f}"
+        return mean if deviation is None else f"{mean} ± {deviation:.2f}"
+
+    ratio = row["paper_ratio"]
+    return [
+        row["method"],
+        *(millions(row["macs"], 1), millions(row["paper_macs"], 1)),
+        *(millions(row["weights"], 2), millions(row["paper_weights"], 2), millions(row["parameters"], 2)),
+        f"{row['memory'] / 1e6:.0f} MB",
+        *(spread("seconds"), spread("ratio"), "–" if ratio is None else f"{ratio:.2f}"),
+    ]
+
+
+def _legend(rows: list[Row], arguments: argparse.Namespace, environment: dict[str, Any]) -> list[str]:
+    lines = [
+        "MACs: millions, of convolutions and linear layers in all forward passes of a step, by sample (expected ones)",
+        "stored: million parameters of convolutions and linear layers in all models a client holds; all: of all layers",
+        f"memory: estimate for a batch of {arguments.batch_size}: these models, gradient, momentum, kept activations",
+    ]
+    if arguments.rounds:
+        machine = f"{environment['processor']}, {environment['cores']} cores, torch {environment['torch']}"
+        lines.append(
+            f"s a round: {CLIENTS} clients of {arguments.samples} synthetic images, one thread, "
+            f"{arguments.rounds} rounds in turns after a first one; {machine}"
+        )
+    other = [row for row in rows if row["model"] != arguments.model]
+    return lines + [f"{row['method']} has the model {row['model']}" for row in other]
