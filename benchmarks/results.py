@@ -113,8 +113,10 @@ def figures(cell: Cell, cells: list[Cell], out: Path, tail: int = 5) -> Figures:
     """Last accuracy, mean of the last `tail` evaluations, best; and what the table has of its own."""
     curve = accuracies(cell, out)
     losses = [row["loss"] for row in cell.metrics(out) if row["loss"] is not None]
-    found = {"last": curve[-1], "tail": statistics.mean(curve[-tail:]), "best": max(curve)}
-    found |= {"tail std": statistics.stdev(curve[-tail:]), "tail loss": statistics.mean(losses[-tail:])}
+    found: Figures = {}
+    if curve:  # methods that part the network have no common model
+        found |= {"last": curve[-1], "tail": statistics.mean(curve[-tail:]), "best": max(curve)}
+        found |= {"tail std": statistics.stdev(curve[-tail:]), "tail loss": statistics.mean(losses[-tail:])}
     if cell.table == "local":
         found |= at_equal_compute(cell, curve, cells)
     if cell.table == "personal":

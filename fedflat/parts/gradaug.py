@@ -83,12 +83,13 @@ class GradAug(Part):
         return batch
 
     def loss(self, local: Local, output: Tensor) -> Tensor | None:
-        """The distillation terms."""
-        if self.mu == 0:
-            return None
-        teacher, x = output.detach().softmax(1), local.batch.x
-        students = [self.scores(local.model, x, *draw).log_softmax(1) for draw in local.scratch(self)["draws"]]
-        return self.mu * torch.stack([F.kl_div(z, teacher, reduction="batchmean") for z in students]).sum()
+        """The distillation terms. Each adds its gradient at once, so that one sub-network's activations are held."""
+        if self.mu > 0:
+            teacher, x = output.detach().softmax(1), local.batch.x
+            for draw in local.scratch(self)["draws"]:
+                student = self.scores(local.model, x, *draw).log_softmax(1)
+                (self.mu * F.kl_div(student, teacher, reduction="batchmean")).backward()  # type: ignore[no-untyped-call]
+        return None
 
     def scores(self, model: FlatModel, x: Tensor, width: float, size: int) -> Tensor:
         """z_i: class scores at a width, of images resized to a resolution."""
