@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fedflat import analysis
     from fedflat.callbacks import Callback
     from fedflat.data import Federation, load_federation
     from fedflat.errors import FedflatError, InputError, RunError
@@ -50,6 +51,7 @@ __all__ = [
     "Run",
     "RunError",
     "Server",
+    "analysis",
     "load_federation",
     "load_run",
     "register",
@@ -58,6 +60,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "analysis":
+        return importlib.import_module("fedflat.analysis")
     if name not in _HOMES:
         raise AttributeError(f"module 'fedflat' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"fedflat.{_HOMES[name]}"), name)

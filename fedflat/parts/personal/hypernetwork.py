@@ -198,18 +198,18 @@ class Generated(Part):
         """Learn from the clients' changes; the result waits in the state until `step` makes it valid."""
         state, generator = self._phi(server), self._generator(server)
         network, phi, velocity = generator.network, state["phi"].clone(), state["velocity"].clone()
-        network.theta.copy_(phi)
         network.grad.zero_()
-        heard: list[int] = []
+        heard, total = list[int](), 0.0
         for update in updates:
+            network.theta.copy_(phi)  # weights for a client to come may have been made in between
             generator.add_gradient(update.client, update.delta, 1.0 if self.sequential else update.weight)
             heard.append(update.client)
+            total += update.weight
             if self.sequential:
                 self._descend(phi, velocity, network.grad, generator.rows([update.client]))
-                network.theta.copy_(phi)
                 network.grad.zero_()
         if not self.sequential:
-            self._descend(phi, velocity, network.grad, generator.rows(heard))
+            self._descend(phi, velocity, network.grad.div_(total), generator.rows(heard))
         state["next_phi"], state["next_velocity"] = phi, velocity
         return generator.weights(phi, None, server.theta) - server.theta
 
