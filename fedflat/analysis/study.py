@@ -198,23 +198,26 @@ def study(
             raise InputError(f"{name} looks at {needed} runs together, not at {len(runs)}: name {needed} run folders")
     if samples < 1:
         raise InputError(f"samples must be 1 or more, got {samples}")
-    subjects = {_name(run): subject(run, root=root, samples=samples, seed=seed) for run in runs}
+    subjects = [subject(run, root=root, samples=samples, seed=seed) for run in runs]
+    pairs = list(zip(_labels(runs), subjects, strict=True))
     found: dict[str, dict[str, Headline]] = {}
     for name in what:
-        groups = [subjects] if STUDIES[name].runs > 1 else [{label: one} for label, one in subjects.items()]
-        for group in groups:
-            result = STUDIES[name].look(*group.values(), seed=seed, workers=workers, progress=progress)
-            found.setdefault(name, {})[" / ".join(group)] = headline = STUDIES[name].headline(result)
-            first = next(iter(group.values())).run.out
+        for group in [pairs] if STUDIES[name].runs > 1 else [[pair] for pair in pairs]:
+            looked = [one for _, one in group]
+            result = STUDIES[name].look(*looked, seed=seed, workers=workers, progress=progress)
+            headline = STUDIES[name].headline(result)
+            found.setdefault(name, {})[" / ".join(label for label, _ in group)] = headline
+            first = looked[0].run.out
             if write and first is not None:
                 store(first / "analysis", name, result, headline)
     return found
 
 
-def _name(run: Run | str | Path) -> str:
-    if not isinstance(run, Run):
-        return Path(run).name
-    return run.out.name if run.out else run.experiment.method
+def _labels(runs: Sequence[Run | str | Path]) -> list[str]:
+    """The folder's name of each run; its whole path where another has the same name."""
+    paths = [run.out if isinstance(run, Run) else Path(run) for run in runs]
+    names = [path.name if path else "in memory" for path in paths]
+    return [str(path) if path and names.count(path.name) > 1 else name for path, name in zip(paths, names, strict=True)]
 
 
 def subject(

@@ -1,0 +1,122 @@
+"""`fedflat analyze` on real run folders: what it writes, that runs are left alone, what it refuses."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import network, plain, world
+
+import fedflat
+from fedflat import Experiment, InputError, analysis
+from fedflat.analysis.study import STUDIES, study, subject
+from fedflat.cli import main
+
+DIGITS = Experiment(
+    data="digits",
+    partition="iid",
+    clients=10,
+    participation="uniform(3)",
+    model="logistic",
+    local_epochs=1,
+    rounds=2,
+    backend="serial",
+)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("runs")
+    for seed in range(3):
+        fedflat.run(DIGITS.replace(lr=0.05 * (seed + 1)), out=folder / str(seed))
+    return [folder / str(seed) for seed in range(3)]
+
+
+def test_every_analysis_leaves_a_table_and_the_run_as_it_was(runs: list[Path]) -> None:
+    before = {path.name: path.read_bytes() for path in runs[0].iterdir() if path.is_file()}
+    single = [name for name, each in STUDIES.items() if each.runs == 1]
+    found = study(runs[:1], single, samples=40)
+    for name in single:
+        table = json.loads((runs[0] / "analysis" / f"{name}.json").read_text())
+        assert table and found[name]["0"]
+    assert {path.name: path.read_bytes() for path in runs[0].iterdir() if path.is_file()} == before
+    rows = list(csv.DictReader((runs[0] / "analysis" / "summary.csv").open()))
+    assert {row["analysis"] for row in rows} == set(single)
+    again = {row["figure"]: float(row["value"]) for row in rows if row["analysis"] == "curvature"}
+    assert again == pytest.approx(found["curvature"]["0"])
+
+
+def test_figures_are_pictures(runs: list[Path]) -> None:
+    pytest.importorskip("matplotlib")
+    study(runs[:1], ["curvature"], samples=40)
+    assert (runs[0] / "analysis" / "curvature.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (runs[0] / "analysis" / "curvature.svg").read_text()
+
+
+def test_it_is_the_analysis_of_the_evaluated_model_on_the_training_data(runs: list[Path]) -> None:
+    found = study(runs[:1], ["curvature"], samples=10**6, write=False)["curvature"]["0"]
+    whole = subject(runs[0], samples=10**6)
+    federation = fedflat.load_federation("digits", "iid", 10, 0)
+    labels = torch.cat([federation.samples(i).batch(torch.arange(federation.size(i)))[1] for i in range(10)])
+    assert torch.equal(whole.train[1].sort().values, labels.sort().values)
+    direct = analysis.curvature(fedflat.load_run(runs[0]).model, whole.train, k=5)
+    assert found["λ max"] == pytest.approx(float(direct.eigenvalues[0]), rel=1e-6)
+
+
+def test_runs_of_one_seed_are_looked_at_on_the_same_samples(runs: list[Path]) -> None:
+    first, second = (subject(path, samples=30, seed=4) for path in runs[:2])
+    assert torch.equal(first.train[0], second.train[0])
+
+
+def test_the_ends_of_a_line_between_runs_are_the_runs_models(runs: list[Path]) -> None:
+    study(runs[:2], ["interpolation"], samples=50)
+    line = json.loads((runs[0] / "analysis" / "interpolation.json").read_text())["loss"]
+    for end, path in ((0, runs[0]), (-1, runs[1])):
+        one = subject(path, samples=50)
+        with torch.no_grad():
+            loss = torch.nn.functional.cross_entropy(one.model(one.train[0]), one.train[1])
+        assert line[end] == pytest.approx(float(loss), rel=1e-5)
+
+
+def test_the_command_compares_runs_and_says_where_the_files_are(
+    runs: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["analyze", *map(str, runs[:2]), "--what", "generalisation", "--samples", "40", "--workers", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "accuracy gap" in out and out.count("/analysis") == 2
+    assert main(["analyze", "--list"]) == 0
+    listed = capsys.readouterr().out
+    assert all(name in listed for name in STUDIES)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--what", "curvatur"], "did you mean 'curvature'"),
+        (["--what", "plane"], "3 run folders"),
+        (["--samples", "0"], "samples must be 1 or more"),
+    ],
+)
+def test_bad_input_has_one_line_and_status_2(
+    runs: list[Path], options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["analyze", str(runs[0]), *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_same_run_twice_spans_no_plane(runs: list[Path]) -> None:
+    with pytest.raises(InputError, match="span no plane"):
+        study([runs[0], runs[0], runs[1]], ["plane"], samples=20, write=False)
+
+
+def test_a_run_on_ones_own_data_says_how_to_go_on(tmp_path: Path) -> None:
+    fedflat.run(plain(), federation=world(), model=network(), out=tmp_path / "own")
+    with pytest.raises(InputError, match=r"load_run\(path, model=that_module\)"):
+        study([tmp_path / "own"])
+    loaded = fedflat.load_run(tmp_path / "own", model=network())
+    with pytest.raises(InputError, match=r"subject\(run, federation=…\)"):
+        study([loaded])
+    assert subject(loaded, federation=world()).train[0].shape == (30, 4)
