@@ -18,9 +18,9 @@ def interruptible() -> Iterator[Safe]:
 
     def handler(number: int, frame: FrameType | None) -> None:
         nonlocal waiting
+        waiting = True  # also where it acts at once: an exception that strikes inside a destructor is lost
         if inside:
             raise KeyboardInterrupt
-        waiting = True
 
     @contextlib.contextmanager
     def safe() -> Iterator[None]:
