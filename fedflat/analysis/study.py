@@ -112,7 +112,7 @@ STUDIES: dict[str, Study] = {
     ),
     "density": Study(
         "its spectral density",
-        lambda s, **options: curvature(s.model, s.train, k=1, trace=False, density=True, **options),
+        lambda s, **options: curvature(s.model, s.train, k=5, trace=False, density=True, **options),
         _sharpness,
     ),
     "spectrum": Study(
