@@ -77,7 +77,7 @@ class Const(Part):
                 _to_sphere(theta)
                 continue
             origin = span.channels(local.origin)
-            theta.copy_(self.project(theta - origin, u, squared).add_(origin))
+            self.project(theta.sub_(origin), u, squared).add_(origin)
 
     def project(self, v: Tensor, u: Tensor, squared: Tensor) -> Tensor:
         """Π of each row of v, in place, for directions u of squared lengths `squared`."""
