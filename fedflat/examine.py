@@ -37,19 +37,8 @@ def examine(task: Task, job: Job) -> Update:
         raise
     except Exception as error:
         raise RunError(f"evaluation of client {job.client} failed: {type(error).__name__}: {error}") from error
-    return Update(
-        client=job.client,
-        samples=0 if test is None else len(test),
-        weight=job.weight,
-        steps=0,
-        loss=float("nan"),
-        seconds=time.perf_counter() - start,
-        delta=torch.empty(0),
-        buffers=torch.empty(0),
-        counters=torch.empty(0, dtype=torch.int64),
-        sent={KEY: found},
-        states={},
-    )
+    samples = 0 if test is None else len(test)
+    return Update(job.client, samples, time.perf_counter() - start, sent={KEY: found})
 
 
 def _judged(task: Task, job: Job, test: Samples) -> Iterator[tuple[str, Score]]:

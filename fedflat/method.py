@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
@@ -193,19 +194,22 @@ class Server:
 
 @dataclass
 class Update:
-    """What one client returns. `failure` says why it cannot be used, if it cannot; `figures` are for the record."""
+    """What one client returns: by default that of one which was asked to look, not to train.
+
+    failure: why it cannot be used, if it cannot. figures: for the record.
+    """
 
     client: int
     samples: int
-    weight: float
-    steps: int
-    loss: float
     seconds: float
-    delta: Tensor
-    buffers: Tensor
-    counters: Tensor
-    sent: dict[str, State]
-    states: dict[str, State]
+    weight: float = 0.0
+    steps: int = 0
+    loss: float = math.nan
+    delta: Tensor = field(default_factory=lambda: torch.empty(0))
+    buffers: Tensor = field(default_factory=lambda: torch.empty(0))
+    counters: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    sent: dict[str, State] = field(default_factory=dict)
+    states: dict[str, State] = field(default_factory=dict)
     failure: str | None = None
     figures: dict[str, float] = field(default_factory=dict)
 

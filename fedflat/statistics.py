@@ -105,16 +105,6 @@ def estimate(task: Task, job: Job) -> Update:
             x, _ = samples.batch(positions)
             model(federation.preprocess(x, None, model.theta.dtype))
     model.take_features()
-    return Update(
-        client=job.client,
-        samples=len(samples),
-        weight=job.weight,
-        steps=0,
-        loss=float("nan"),
-        seconds=time.perf_counter() - start,
-        delta=torch.empty(0),
-        buffers=model.buffers.clone(),
-        counters=model.counters.clone(),
-        sent={},
-        states={},
-    )
+    seconds = time.perf_counter() - start
+    buffers, counters = model.buffers.clone(), model.counters.clone()
+    return Update(job.client, len(samples), seconds, buffers=buffers, counters=counters)

@@ -50,8 +50,7 @@ def execute(arguments: argparse.Namespace) -> int:
         figures = list(next(iter(rows.values())))
         table = [(run, *(f"{values[figure]:.4g}" for figure in figures)) for run, values in rows.items()]
         out.print(plain_table((name, *figures), table, numbers=range(1, len(figures) + 1)))
-    for run in arguments.runs if len(found) else ():
+    together = all(STUDIES[name].runs > 1 for name in found)
+    for run in arguments.runs[:1] if together else arguments.runs:
         out.print(f"tables and figures: {run}/analysis", soft_wrap=True, markup=False, highlight=False)
-        if all(STUDIES[name].runs > 1 for name in found):
-            break
     return 0
