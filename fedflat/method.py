@@ -241,6 +241,8 @@ class Part:
     """Whether what is `private` leaves the server without a complete model, so that there is none to evaluate."""
     adapts: ClassVar[bool] = False
     """Whether a client's own model is the one adapted to it at evaluation."""
+    formula: ClassVar[str] = ""
+    """What it does, in the paper's symbols and plain characters: shown by reports and by `fedflat list methods`."""
     own_step: ClassVar[str] = ""
     """Said in an error when `server_lr` is set although this part's server step has no use for it."""
 
