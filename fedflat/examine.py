@@ -42,10 +42,14 @@ def examine(task: Task, job: Job) -> Update:
 
 
 def _judged(task: Task, job: Job, test: Samples) -> Iterator[tuple[str, Score]]:
-    """The common model, then the client's own, then, if that is asked for, the adapted one."""
+    """The common model, then the client's own, then, if that is asked for, the adapted one.
+
+    Adapted are new clients, those of a method whose models are made so, and those that were never drawn by a method
+    which keeps part of the network with the clients: they would have no model at all.
+    """
     model, method = task.model, task.method
-    new = job.client >= task.clients
-    if not task.private.splits:
+    new, adapts = job.client >= task.clients, method.owner("adapt").adapts
+    if not task.private.splits and not method.filling("generate"):
         load_weights(model, job.theta, job.buffers, job.counters)
         with using_batch(model.module, task.private.names):
             yield "common", assess(task, test, 0, len(test))
@@ -56,11 +60,11 @@ def _judged(task: Task, job: Job, test: Samples) -> Iterator[tuple[str, Score]]:
     if weights is not None:
         with model.loaded(weights["theta"], weights.get("buffers")):
             yield "personal", assess(task, test, 0, len(test))
-    if new or method.owner("adapt").adapts:
+    if new or adapts or (task.private.splits and Private.KEY not in job.states):
         _adapt(task, job)
         score = assess(task, test, 0, len(test))
         yield "adapted", score
-        if method.owner("adapt").adapts and not new:
+        if adapts and not new:
             yield "personal", score
 
 

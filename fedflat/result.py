@@ -61,14 +61,18 @@ class Run:
         """Distribution of the clients' accuracies at the last evaluation.
 
         model: "personal" (the common one where the method has no other), "common" or "adapted". new: of the clients
-        that never train. seen: only those that have trained (True) or that were never drawn (False).
+        that never train. seen: only those that have trained (True) or that were never drawn (False); where part of the
+        network stays with the clients, such as these have an adapted model only.
         """
         if model not in MODELS:
             raise UnknownNameError("model", model, MODELS)
         last = max((row["round"] for row in self.evaluations), default=0)
         rows = [row for row in self.evaluations if row["round"] == last and row["new"] == new]
         rows = [row for row in rows if seen is None or row["seen"] == seen]
-        name = model if any(row[model] is not None for row in rows) or model != "personal" else "common"
+        kinds = [name for name in MODELS if any(row[name] is not None for row in rows)]
+        name = "common" if model == "personal" and model not in kinds and "common" in kinds else model
+        if rows and name not in kinds:
+            raise InputError(f"these clients have no {model} model to judge; they have: {', '.join(kinds)}")
         return Fairness.of(row[name] for row in rows if row[name] is not None)
 
     @property

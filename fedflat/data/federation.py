@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
@@ -18,6 +19,7 @@ from fedflat.errors import InputError
 
 __all__ = ["DatasetSamples", "Federation", "Samples", "TensorSamples"]
 
+log = logging.getLogger(__name__)
 GLANCE = 1000  # clients of a lazy sequence that are looked at where looking at all could take for ever
 IGNORED = -100  # the target that PyTorch's cross-entropy leaves out
 
@@ -129,6 +131,7 @@ class Federation:
         if (sizes == 0).any():
             client = int((sizes == 0).argmax())
             raise InputError(f"client {client} has no training samples; leave it out, or divide the data otherwise")
+        self._check_client_tests()
         if classes_out is None:
             return
         for name, labels in self._all_glances():
@@ -140,6 +143,19 @@ class Federation:
                     f"{name} has label {int(wrong[0])}, but the model has "
                     f"{classes_out} outputs (labels 0 … {classes_out - 1})"
                 )
+
+    def _check_client_tests(self) -> None:
+        """Refuse an empty test set of a client where it was given, and tell of those that a partition made."""
+        tests = self._client_tests
+        if isinstance(tests, PooledClients) and (tests.sizes == 0).any():
+            empty = np.flatnonzero(tests.sizes == 0)
+            some = ", ".join(map(str, empty[:5])) + (", …" if len(empty) > 5 else "")
+            log.warning(
+                "no test samples fall to %d of %d clients (%s): no figure counts them", len(empty), len(self), some
+            )
+        for client in range(len(tests) if isinstance(tests, (list, tuple)) else 0):
+            if tests[client] is not None and self.client_test(client) is None:
+                raise InputError(f"the test set of client {client} is empty; give None for a client that has none")
 
     def fingerprint(self) -> str:
         """A short hash of sizes, shapes, types and some of the bytes, to tell when data are others."""

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 import fedflat
 from fedflat import Federation, InputError, load_federation, load_run
-from fedflat.data.indices import Split, matching_tests
+from fedflat.data.indices import PooledClients, Split, matching_tests
 from fedflat.data.samples import labels_of
 from fedflat.errors import UnknownNameError
 from fedflat.streams import torch_stream
@@ -59,7 +59,7 @@ def test_the_last_evaluation_is_summarised_and_each_model_by_its_name() -> None:
     personal = sorted(row["personal"] for row in rows.values() if row["personal"] is not None)
     assert run.fairness().accuracies == pytest.approx(personal)
     assert run.fairness(model="common").accuracies == pytest.approx(sorted(row["common"] for row in rows.values()))
-    with pytest.raises(InputError, match="accurac"):
+    with pytest.raises(InputError, match="adapted"):
         run.fairness(model="adapted")
     with pytest.raises(UnknownNameError, match="personal"):
         run.fairness(model="persnal")
@@ -100,11 +100,41 @@ def test_the_table_is_in_the_run_folder(tmp_path: Path) -> None:
 
 
 def test_a_client_without_test_data_has_no_row_and_the_others_do() -> None:
-    tests: list[Any] = [own_test(0), None, own_test(2), (torch.empty(0, 4), torch.empty(0, dtype=torch.int64)), None]
+    tests: list[Any] = [own_test(0), None, own_test(2), None, None]
     data = Federation([labelled(n, i, i) for i, n in enumerate(SIZES)], client_tests=tests)
     run = go("ditto", network(), data)
     assert last_rows(run).keys() == {0, 2}
     assert len(run.fairness().accuracies) == 2
+
+
+def test_an_empty_test_set_of_a_client_is_refused() -> None:
+    tests: list[Any] = [own_test(0), None, own_test(2), (torch.empty(0, 4), torch.empty(0, dtype=torch.int64)), None]
+    data = Federation([labelled(n, i, i) for i, n in enumerate(SIZES)], client_tests=tests)
+    with pytest.raises(InputError, match="test set of client 3 is empty; give None"):
+        go("ditto", network(), data)
+
+
+def test_clients_to_whom_no_test_sample_falls_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    x, y = torch.zeros(4, 1), torch.tensor([0, 0, 1, 1])
+    sets, held = Split.of([np.array([0, 1]), np.array([2, 3])]), Split.of([np.array([0]), np.array([], np.int64)])
+    Federation(PooledClients(x, y, sets), client_tests=PooledClients(x, y, held)).check()
+    assert "1 of 2 clients (1)" in caplog.text
+
+
+@pytest.mark.parametrize("method", ["fedrep(head_epochs=2)", "fedper", "lg_fedavg", "local_only"])
+def test_a_client_that_was_never_drawn_and_has_no_model_is_judged_adapted(method: str) -> None:
+    run = go(method, network())
+    rows = last_rows(run)
+    assert rows[3]["personal"] is None and rows[3]["common"] is None
+    assert [i for i, row in rows.items() if row["adapted"] is not None] == [3]
+    assert run.fairness("adapted", seen=False).accuracies == (rows[3]["adapted"],)
+    with pytest.raises(InputError, match="they have: adapted"):
+        run.fairness(seen=False)
+
+
+def test_a_hypernetwork_has_no_common_model_for_a_client() -> None:
+    rows = last_rows(go("pfedhn", network()))
+    assert all(row["common"] is None and row["personal"] is not None for row in rows.values())
 
 
 def test_without_test_data_nothing_is_evaluated_and_the_summary_says_what_to_do() -> None:
