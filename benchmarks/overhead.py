@@ -1,9 +1,10 @@
 """What the parts cost: a round of each method over a round of FedAvg, in turns in one run; and what its clients keep.
 
-    python benchmarks/overhead.py [--model cnn64|resnet56] [--repeats 5] [--methods man,sam]
+    python benchmarks/overhead.py [--model cnn64|resnet56|lenet5] [--repeats 5] [--methods man,sam]
 
 cnn64: W1's set-up, 100 clients of 500 CIFAR-shaped samples, 10 a round, 1 epoch, batch 50. resnet56: 2 of these clients
 a round and 4 local steps; the time of gradaug, whose passes are random, is held against its expected operations.
+lenet5: 2 epochs; those of fedrep are one of the head and one of the body.
 The last line is one JSON object.
 """
 
@@ -13,6 +14,7 @@ import argparse
 import json
 import math
 import statistics
+from typing import Any
 
 from speed import CLIENTS, SAMPLES, Fedflat
 
@@ -38,8 +40,13 @@ METHODS = {  # by model: limit of the ratio to FedAvg (nan: a tenth above that o
         "cutout": (1.03, 0),
     },
     "resnet56": {"fedalign": (1.35, 0), "gradaug": (math.nan, 0)},
+    "lenet5": {"ditto": (2.1, 1), "plgu_lf(layers=3)": (2.1, 1), "fedrep": (1.1, 0)},
 }
-SHORTER = {"resnet56": {"participation": "uniform(2)", "local_steps": 4}}
+CHANGES: dict[str, dict[str, Any]] = {
+    "resnet56": {"participation": "uniform(2)", "local_steps": 4},
+    "lenet5": {"local_epochs": 2},
+}
+EQUAL_EPOCHS: dict[str, dict[str, Any]] = {"fedrep": {"method": "fedrep(head_epochs=1)", "local_epochs": 1}}
 
 
 class Contender(Fedflat):
@@ -57,7 +64,8 @@ class Contender(Fedflat):
 
 def settings(model: str, method: str) -> fedflat.Experiment:
     """The experiment of a model."""
-    return Fedflat.settings(model).replace(method=method, **SHORTER.get(model, {}))
+    base = Fedflat.settings(model).replace(method=method, **CHANGES.get(model, {}))
+    return base.replace(**EQUAL_EPOCHS.get(method, {}))
 
 
 def times(model: str, methods: list[str], repeats: int, rounds: int) -> dict[str, float]:
@@ -69,7 +77,7 @@ def times(model: str, methods: list[str], repeats: int, rounds: int) -> dict[str
         for method in methods:
             for name in ("fedavg", method):
                 found[name] += rivals[name].with_seed(repeat).round_seconds(rounds)
-            print(f"{repeat + 1}/{repeats}  {method:10s} {typical(method, found[method]):.3f} s a round", flush=True)
+            print(f"{repeat + 1}/{repeats}  {method:17s} {typical(method, found[method]):.3f} s a round", flush=True)
     return {m: round(typical(m, found[m]) / typical(m, found["fedavg"]), 3) for m in methods}
 
 
@@ -119,7 +127,7 @@ def main() -> None:
     for method in methods:
         sizes = known(model).get(method, (0, math.nan))[1]
         print(
-            f"{method:10s} {ratios[method]:6.3f} × fedavg (limit {limits[method]})  "
+            f"{method:17s} {ratios[method]:6.3f} × fedavg (limit {limits[method]})  "
             f"keeps {memory[method]} (spec {sizes})"
         )
     print(json.dumps({"ratio to fedavg": ratios, "models kept by a client": memory}))
