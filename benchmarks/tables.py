@@ -149,7 +149,7 @@ def _each(table: str, setup: Experiment, methods: dict[str, str], seeds: tuple[i
 
 TABLES: dict[str, list[Cell]] = {
     "flat": _flat(0),
-    "const": _each("const", CONST, {"fedavg": "fedavg", "fedavg+const": "fedavg+const"}, (0, 1, 2)),
+    "const": _each("const", CONST, {method: method for method in ("fedavg", "fedavg+const", "fedavg+man")}, (0, 1, 2)),
     "local": _each("local", LOCAL, REGULARISERS, (0,)),
     "personal": _each("personal", PERSONAL, PERSONALISERS, (0,)),
 }
