@@ -1,5 +1,6 @@
-# make demo    two methods on the embedded digits, in under two minutes
+# make demo    three methods on the embedded digits and a report, in under two minutes
 # make test    lint, types and tests
+# make test-engines  tests of Ray and Flower, on clusters of this machine's own
 # Both create .venv if needed and install into it again only when pyproject.toml or constraints.txt change.
 
 PYTHON ?= python3
@@ -9,7 +10,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check -qq
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format clean
+.PHONY: help demo test test-engines lint format clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -21,7 +22,10 @@ demo: $(VENV)/.demo
 	@$(BIN)/python examples/demo.py
 
 test: lint
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --ignore tests/engines
+
+test-engines: $(VENV)/.engines
+	$(BIN)/python -m pytest tests/engines
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -41,6 +45,11 @@ $(VENV)/.demo: $(VENV)/.torch
 $(VENV)/.dev: $(VENV)/.torch
 	@echo "installing fedflat with the dev extra …"
 	@$(PIP) install -c constraints.txt -e '.[dev]'
+	@touch $@
+
+$(VENV)/.engines: $(VENV)/.dev
+	@echo "installing the extras ray and flower …"
+	@$(PIP) install -c constraints.txt -e '.[ray,flower]'
 	@touch $@
 
 $(VENV)/.torch: pyproject.toml constraints.txt | $(BIN)/python

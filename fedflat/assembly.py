@@ -39,8 +39,12 @@ def make_task(
     root: str | Path | None = None,
     watch: Sequence[str] = (),
     watch_every: int = 1,
+    sampled: bool = True,
 ) -> Task:
-    """Data, model and method of an experiment, checked against each other. watch: see `fedflat.parts.observers`."""
+    """Data, model and method of an experiment, checked against each other.
+
+    watch: see `fedflat.parts.observers`. sampled: whether `participation` draws who trains, and not the user.
+    """
     e = experiment
     _check_kinds(federation, model, loss)
     looking = observers(watch, watch_every)
@@ -50,7 +54,7 @@ def make_task(
     if e.new_clients >= len(federation):
         raise InputError(f"new_clients={e.new_clients} leaves none of the {len(federation)} clients to train")
     task = assemble(e, federation, model, loss)
-    task.method = Method([*task.method.parts, *looking])
+    task.method, task.sampled = Method([*task.method.parts, *looking]), sampled
     if INTERFERENCE in watch:
         if not federation.has_client_tests:
             raise InputError(f"{INTERFERENCE} watches the clients' own test data, of which there are none")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,6 +40,10 @@ class Task:
     """The part whose average is evaluated; None is the server's own weights."""
     interference_every: int = 0
     """Rounds between evaluations of the clients that are asked for by watching, beside the experiment's own."""
+    sampled: bool = True
+    """Whether `participation` draws who trains; False where the user says it, and nothing is known of chance."""
+    deployed: bool = False
+    """Whether clients are machines of their own: a round in which none is heard is void, and no error."""
 
     @property
     def clients(self) -> int:
@@ -50,6 +54,12 @@ class Task:
         """Relative size of a client, ω_i."""
         sizes = self.federation.sizes[: self.clients]
         return float(len(sizes) * self.federation.size(client) / sizes.sum())
+
+    def floats(self, extra: Iterable[Mapping[str, Tensor]]) -> int:
+        """Numbers in a message of weights, statistics and `extra`, less what stays with the clients."""
+        statistics = self.model.buffers.numel() - len(self.private.buffers)
+        tensors = (self.model.theta, *(tensor for state in extra for tensor in state.values()))
+        return statistics + sum(self.private.floats(tensor) for tensor in tensors)
 
     def receive(self, job: Job) -> Tensor:
         """Load what was sent and what the client has kept of its own; returns the weights from which it starts."""
@@ -87,7 +97,7 @@ def train(task: Task, job: Job) -> Update:
     origin = task.receive(job)
     model.module.train()
     local: Local | None = None
-    failure, figures = None, dict[str, float]()
+    failure, figures, delta = None, dict[str, float](), torch.empty(0)
     try:
         with streams.isolated(task.experiment.seed, "model", job.round, job.client):
             samples = task.federation.samples(job.client)
@@ -100,6 +110,7 @@ def train(task: Task, job: Job) -> Update:
                 part.end(local)
             _check_finite(local, job)
             figures = _observed(task, local, samples)
+            delta = _outgoing(task, local, job)
     except DivergedError as error:
         failure = str(error)
     except InputError:
@@ -108,9 +119,6 @@ def train(task: Task, job: Job) -> Update:
         step = local.steps if local else None
         raise ClientError(job.round, job.client, step, traceback.format_exc()) from error
     assert local is not None
-    delta = model.theta - origin
-    if task.private:
-        _keep(task, local, job, delta)
     return Update(
         client=job.client,
         samples=local.samples,
@@ -134,6 +142,17 @@ def _observed(task: Task, local: Local, samples: Samples) -> dict[str, float]:
     for part in task.method.filling("observe"):
         figures |= part.observe(task, local, samples)
     return figures | {"watch_seconds": round(time.perf_counter() - start, 6)} if figures else {}
+
+
+def _outgoing(task: Task, local: Local, job: Job) -> Tensor:
+    """The update as it is sent: without what stays with the client, and as the parts change it."""
+    delta = local.theta - local.origin
+    if task.private:
+        _keep(task, local, job, delta)
+    for part in task.method.filling("upload"):
+        delta = part.upload(local, delta)
+        task.private.hide(delta)
+    return delta
 
 
 def _keep(task: Task, local: Local, job: Job, delta: Tensor) -> None:

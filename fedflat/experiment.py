@@ -10,6 +10,7 @@ import tomllib
 import types
 import typing
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ class Experiment:
     dtype: str = _field("float32", "type of all numbers: float32 or float64")
     precision: str = _field("float32", "type of the convolutions' inputs: float32 or bfloat16")
     seed: int = _field(0, "every random draw is a function of this, its purpose, the round and the client")
-    backend: str = _field("pool", "where clients train: pool (worker processes) or serial (this process)")
+    backend: str = _field("pool", "where clients train: pool (worker processes), serial (this one) or ray (a cluster)")
     workers: int | None = _field(None, "worker processes of one thread each; none is one per core")
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Experiment:
@@ -133,7 +134,7 @@ class Experiment:
 
 
 CHOICES = {
-    "backend": ("pool", "serial"),
+    "backend": ("pool", "serial", "ray"),
     "weighting": ("auto", "samples", "uniform"),
     "evaluated": ("auto", "server", "selected", "all", "averaged"),
     "batchnorm": ("average", "local", "silobn", "recompute"),
@@ -170,6 +171,7 @@ def check_names(values: dict[str, Any]) -> None:
             raise UnknownNameError("field", name, known)
 
 
+@cache
 def field_type(name: str) -> tuple[type, bool]:
     """The plain type of a field and whether it may be None."""
     hint = typing.get_type_hints(Experiment)[name]

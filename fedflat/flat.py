@@ -40,6 +40,12 @@ def unit(vector: Tensor) -> Tensor:
     return torch.div(vector, vector.norm().item() + 1e-16)
 
 
+def bounded(vector: Tensor, limit: float | None) -> Tensor:
+    """`vector`, shortened to Euclidean length `limit` where it is longer; None is no limit."""
+    norm = vector.norm().item()
+    return vector if limit is None or norm <= limit else vector * (limit / norm)
+
+
 def names_within(spans: Iterable[Span], prefix: str) -> list[str]:
     """Names of the tensors of the submodule `prefix` (of all, when it is empty)."""
     names = (span.name for span in spans)
@@ -82,9 +88,7 @@ class FlatModel:
         self.spans = _spans([(name, tuple(p.shape)) for name, p in trainable])
         self.theta = torch.cat([p.detach().reshape(-1) for _, p in trainable])
         self.grad = torch.zeros_like(self.theta)
-        for (_, parameter), span in zip(trainable, self.spans, strict=True):
-            parameter.data = span.of(self.theta)
-            parameter.grad = span.of(self.grad)
+        self._tie()
         self.buffers, self.buffer_spans = self._flatten_buffers(dtype)
         self.counters, self.counter_spans = self._flatten_buffers(torch.int64)
         self._names = {"head": head, "features": features, "last_stage": last_stage}
@@ -93,6 +97,16 @@ class FlatModel:
         self.captured: Tensor | None = None
         self._precision = precision
         self._channels_last = dtype != torch.float64 and _gains_from_channels_last(self.module)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._tie()  # gradients are not pickled with their parameters
+
+    def _tie(self) -> None:
+        """Make the trainable parameters and their gradients views of the two vectors."""
+        for span in self.spans:
+            parameter = self.module.get_parameter(span.name)
+            parameter.data, parameter.grad = span.of(self.theta), span.of(self.grad)
 
     def _flatten_buffers(self, like: torch.dtype) -> tuple[Tensor, list[Span]]:
         """Make the buffers of one type views of one vector; a buffer that two modules share stays shared."""

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fedflat import streams
 from fedflat.errors import InputError
 from fedflat.flat import FlatModel
-from fedflat.sums import TreeSum
+from fedflat.sums import Shares, TreeSum
 
 if TYPE_CHECKING:
     from fedflat.client import Task
@@ -167,7 +167,9 @@ class Server:
     """The server between two rounds, as the parts see it.
 
     theta: the model that is sent next. origin: the model that was sent this round. delta: the combined update.
-    round: the round being run (from 1). rounds, clients: how many there are. participants: how many were heard.
+    round: the round being run (from 1). rounds, clients: how many there are.
+    asked, participants: how many were to train this round, and how many were heard. sampled: whether they were drawn by
+    `Experiment.participation`; else nothing is known of chance.
     lr: the clients' learning rate of the round. server_lr: the server's own. uniform: plain means over clients.
     model: tells what the coordinates of `theta` are; its own weights are nobody's in particular.
     """
@@ -178,8 +180,8 @@ class Server:
         self.origin, self.delta = self.theta, torch.zeros_like(self.theta)
         self.round, self.rounds, self.clients, self.participants = 0, experiment.rounds, clients, 0
         self.experiment, self.lr, self.server_lr = experiment, experiment.lr, experiment.server_lr
-        self.uniform = False
-        self.steps = 0.0
+        self.uniform, self.sampled = False, True
+        self.asked, self.steps = 0, 0.0
         self.states: dict[str, State] = {}
         self.totals: dict[str, State] = {}
 
@@ -196,7 +198,9 @@ class Server:
 class Update:
     """What one client returns: by default that of one which was asked to look, not to train.
 
-    failure: why it cannot be used, if it cannot. figures: for the record.
+    failure: why it cannot be used, if it cannot. figures: for the record. norm: of `delta`. floats: numbers sent.
+    shares: what it adds to the round's sums. A worker that has added several clients' itself gives the sum with the
+    first of them and None with the others. What nobody looks at for itself is there alone; see `contribution`.
     """
 
     client: int
@@ -209,9 +213,12 @@ class Update:
     buffers: Tensor = field(default_factory=lambda: torch.empty(0))
     counters: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     sent: dict[str, State] = field(default_factory=dict)
-    states: dict[str, State] = field(default_factory=dict)
+    states: Mapping[str, State] = field(default_factory=dict)
     failure: str | None = None
     figures: dict[str, float] = field(default_factory=dict)
+    norm: float = 0.0
+    floats: int = 0
+    shares: Shares | None = None
 
 
 Evaluate = Callable[[], Tensor]
@@ -314,6 +321,10 @@ class Part:
         """Named figures to record for this client: look at `theta` as it is sent, and change nothing."""
         return {}
 
+    def upload(self, local: Local, delta: Tensor) -> Tensor:
+        """Change the update before it is sent, after `end`; in it, what is `private` is zero and stays so."""
+        return delta
+
     def adapt(self, local: Local, fit: Fit) -> None:
         """Fit the model to a client before it is evaluated there: new clients always, all where `adapts`. One owner."""
         fit(branch="adapt")
@@ -391,6 +402,7 @@ SLOTS = (
         "constrain",
         "end",
         "observe",
+        "upload",
         "adapt",
     ),
     *("schedule", "broadcast", "generate", "combine", "adjust", "step", "conclude", "remark", "averaged", "personal"),

@@ -55,6 +55,16 @@ def participants(law: str, clients: int, seed: int) -> Participants:
     return calls.build("participation", calls.parse(law), LAWS, clients, seed)
 
 
+def sampling(law: str) -> tuple[str, float]:
+    """The name of a law and its number, as given: q of bernoulli, m of uniform, 1 for all.
+
+    >>> sampling("uniform(m=10)")
+    ('uniform', 10)
+    """
+    call = calls.parse(law)
+    return call.name, next(iter((*call.args, *call.kwargs.values())), 1)
+
+
 def checked(choose: Participants, clients: int) -> Callable[[int], list[int]]:
     """`choose`, refusing what cannot be trained: nobody, a client twice, or one that does not exist."""
 

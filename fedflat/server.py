@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,13 +16,14 @@ from torch import Tensor
 
 from fedflat.backends.base import Backend, Broadcast, Order, chunks_of
 from fedflat.client import Score, Task
+from fedflat.contribution import BUFFERS, DELTA
 from fedflat.errors import RoundLostError
 from fedflat.examine import MODELS, scores
 from fedflat.fairness import Fairness
-from fedflat.method import Server, Update, copied
+from fedflat.method import Server, Update
 from fedflat.statistics import batchnorms
 from fedflat.store import ClientStore
-from fedflat.sums import TreeSum
+from fedflat.sums import Shares, Terms, TreeSum
 
 log = logging.getLogger(__name__)
 RECOMPUTE_CLIENTS = 100  # over how many clients at most BatchNorm's statistics are estimated
@@ -39,6 +40,7 @@ class Tally:
     left_out: list[tuple[int, str]] = field(default_factory=list)
     loss: float = 0.0
     samples: int = 0
+    heard: int = 0
     weight: float = 0.0
     steps: float = 0.0
     largest: int = -1
@@ -60,7 +62,7 @@ class RoundLoop:
         choose: Callable[[int], list[int]],
     ) -> None:
         self.task, self.server, self.backend, self.store, self.choose = task, server, backend, store, choose
-        self.server.uniform = task.uniform
+        self.server.uniform, self.server.sampled = task.uniform, task.sampled
         self.rows: list[Row] = []
         self.safe: Callable[[], AbstractContextManager[None]] = nullcontext  # where a signal may strike
         self._counters = server.counters
@@ -98,43 +100,52 @@ class RoundLoop:
         server = self.server
         clients = self._longest_first(self.choose(server.round))
         server.round += 1
-        tally, sums = Tally(), dict[str, TreeSum]()
+        server.asked = len(clients)
+        tally = Tally()
         try:
-            server.lr = self._learning_rate()
+            server.lr = learning_rate(self.task, server)
             server.origin = server.theta.clone()
             broadcast = self._broadcast(server.theta)
             with self.safe():
-                delta = self._combined(self._tallied(self._updates(broadcast, clients), tally, sums))
+                combined = self._heard(self._updates(broadcast, clients), tally)
         except BaseException as error:
             server.round -= 1
             self.store.forget_pending()
             if isinstance(error, _NothingError):
                 raise self._lost(clients, tally) from None
             raise
-        self._apply(delta, tally, sums)
+        if combined is not None:
+            self._apply(*combined, tally)
         self.rows = sorted(tally.rows, key=lambda row: int(row["client"]))
         return self._metrics(tally, broadcast, len(clients), start)
 
-    def _combined(self, updates: Iterator[Update]) -> Tensor:
-        """One update of many. A part that combines may keep the ones it gets, or stop before the last."""
-        usable = _nonempty(updates)
-        if self.task.method.filling("combine"):
-            usable = (replace(u, delta=u.delta.clone(), sent=copied(u.sent)) for u in usable)
-        delta = self.task.method.owner("combine").combine(self.server, usable)
+    def _heard(self, updates: Iterator[Update], tally: Tally) -> tuple[Tensor, Terms] | None:
+        """What the round comes to, or None where it is void."""
+        try:
+            return self._combined(updates, tally)
+        except _NothingError:
+            if not self.task.deployed:
+                raise
+            log.warning("round %d is void: none of its clients could be heard", self.server.round)
+            return None
+
+    def _combined(self, updates: Iterator[Update], tally: Tally) -> tuple[Tensor, Terms]:
+        """One update of many, and the sums of all else. A part that combines may keep updates, or stop before the last.
+
+        Where none does, the workers have weighted the updates, and perhaps added them: the mean is their sum's.
+        """
+        sums: TreeSum[Shares] = TreeSum()
+        usable, delta = _nonempty(self._tallied(updates, tally, sums)), None
+        for part in self.task.method.filling("combine"):
+            delta = part.combine(self.server, usable)
         for _ in usable:
             pass
-        return delta
+        totals = sums.result().here()
+        return totals.pop(DELTA).div_(tally.weight) if delta is None else delta, totals
 
     def _longest_first(self, clients: list[int]) -> list[int]:
         """The order of training and of every sum: no worker is left with a large client at the end of a round."""
         return sorted(clients, key=lambda client: (-self.task.federation.size(client), client))
-
-    def _learning_rate(self) -> float:
-        server = self.server
-        lr = server.experiment.lr * server.experiment.lr_decay ** (server.round - 1)
-        for part in self.task.method.filling("schedule"):
-            lr = part.schedule(lr, server)
-        return lr
 
     def _broadcast(self, theta: Tensor) -> Broadcast:
         server = self.server
@@ -152,15 +163,14 @@ class RoundLoop:
         theta = owners[0].generate(self.server, client) if owners else None
         return Order(client, weight, self.store.get(client), duty, theta)
 
-    def _tallied(self, updates: Iterator[Update], tally: Tally, sums: dict[str, TreeSum]) -> Iterator[Update]:
+    def _tallied(self, updates: Iterator[Update], tally: Tally, sums: TreeSum[Shares]) -> Iterator[Update]:
         """Let the usable updates through, summing on the way all that has one way of being summed."""
         for update in updates:
+            sums.add(update.shares)
             if update.failure is not None:
                 tally.left_out.append((update.client, update.failure))
                 log.warning("round %d: client %d is left out: %s", self.server.round, update.client, update.failure)
                 continue
-            for name, tensor in _summable(update):
-                sums.setdefault(name, TreeSum()).add(tensor)
             self._count(update, tally)
             self.store.put(update.client, update.states)
             yield update
@@ -173,7 +183,7 @@ class RoundLoop:
                 "samples": update.samples,
                 "steps": update.steps,
                 "loss": update.loss,
-                "update_norm": update.delta.norm().item(),
+                "update_norm": update.norm,
                 "seconds": round(update.seconds, 6),
                 **update.figures,
             }
@@ -184,28 +194,27 @@ class RoundLoop:
         if not math.isnan(update.loss):
             tally.loss += update.loss * update.samples
             tally.samples += update.samples
-        tally.weight += update.samples
+        tally.heard += update.samples
+        tally.weight += update.weight
         tally.steps += update.steps
-        sent = [update.sent.get(p.name, {}) for p in self.task.method.parts if not p.bookkeeping]
-        tally.floats_up = self._floats(sent)
+        tally.floats_up = update.floats
 
-    def _apply(self, delta: Tensor, tally: Tally, sums: dict[str, TreeSum]) -> None:
+    def _apply(self, delta: Tensor, totals: Terms, tally: Tally) -> None:
         server, method = self.server, self.task.method
-        totals = {name: total.result() for name, total in sums.items()}
+        buffers = totals.pop(BUFFERS, None)
         server.participants = len(tally.rows)
         server.steps = tally.steps / len(tally.rows)
         server.totals = {}
         for name, total in totals.items():
-            if name:
-                owner, tensor = name.split("/", 1)
-                server.totals.setdefault(owner, {})[tensor] = total
+            owner, tensor = name.split("/", 1)
+            server.totals.setdefault(owner, {})[tensor] = total
         for part in method.filling("adjust"):
             delta = part.adjust(server, delta)
+        self.task.private.hide(delta)  # what nobody sends stays as it is, whatever noise the parts have added
         server.delta = delta
         method.owner("step").step(server, delta)
-        buffers = totals.get("")
         if buffers is not None:
-            server.buffers = (buffers / tally.weight).to(server.buffers.dtype)
+            server.buffers = (buffers / tally.heard).to(server.buffers.dtype)
         server.counters = self._counters
         for part in method.filling("conclude"):
             part.conclude(server)
@@ -227,7 +236,7 @@ class RoundLoop:
             "clients": len(tally.rows),
             "left_out": len(tally.left_out),
             "steps": int(tally.steps),
-            "floats_down": self._floats(broadcast.received.values()),
+            "floats_down": self.task.floats(broadcast.received.values()),
             "floats_up": tally.floats_up,
             **summary(self.examined),
             **self._remarks(tally.rows),
@@ -239,13 +248,7 @@ class RoundLoop:
         for part in self.task.method.filling("remark"):
             remarks |= part.remark(self.server, rows)
         watched = sum(row.get("watch_seconds", 0.0) for row in rows)
-        return remarks | {"watch_seconds": round(watched, 6)} if remarks or watched else {}
-
-    def _floats(self, extra: Iterable[Mapping[str, Tensor]]) -> int:
-        """Numbers in a message of weights, statistics and `extra`, less what stays with the clients."""
-        private = self.task.private
-        statistics = self.server.buffers.numel() - len(private.buffers)
-        return statistics + sum(private.floats(t) for t in (self.server.theta, *(t for s in extra for t in s.values())))
+        return remarks | ({"watch_seconds": round(watched, 6)} if watched else {})
 
     def _due(self) -> bool:
         server, every = self.server, self.server.experiment.evaluate_every
@@ -272,12 +275,12 @@ class RoundLoop:
     def _recompute(self, broadcast: Broadcast) -> None:
         """Estimate BatchNorm's statistics for the evaluated weights, over the clients or some spread evenly."""
         clients = np.unique(np.linspace(0, self.task.clients - 1, RECOMPUTE_CLIENTS).astype(int)).tolist()
-        total, counters, samples = TreeSum(), broadcast.counters, 0
+        sums, counters, samples = TreeSum[Shares](), broadcast.counters, 0
         for update in self.backend.visit(broadcast, (Order(i, 0.0, {}, "statistics") for i in clients)):
-            total.add(update.buffers.double() * update.samples)
+            sums.add(update.shares)
             counters = update.counters.clone()
             samples += update.samples
-        buffers = (total.result() / samples).to(broadcast.buffers.dtype)
+        buffers = (sums.result().here()[BUFFERS] / samples).to(broadcast.buffers.dtype)
         self.server.states[RECOMPUTED] = {"buffers": buffers, "counters": counters}
 
     def _lost(self, clients: list[int], tally: Tally) -> RoundLostError:
@@ -300,13 +303,12 @@ def _nonempty(updates: Iterator[Update]) -> Iterator[Update]:
     yield from updates
 
 
-def _summable(update: Update) -> Iterator[tuple[str, Tensor]]:
-    """Copies of what is summed over the clients besides the update: buffers by sample counts, sent tensors as such."""
-    if update.buffers.numel():
-        yield "", update.buffers.double() * update.samples
-    for part, state in update.sent.items():
-        for name, tensor in state.items():
-            yield f"{part}/{name}", tensor.clone()
+def learning_rate(task: Task, server: Server) -> float:
+    """The clients' learning rate in `server.round`."""
+    lr = server.experiment.lr * server.experiment.lr_decay ** (server.round - 1)
+    for part in task.method.filling("schedule"):
+        lr = part.schedule(lr, server)
+    return lr
 
 
 def evaluated_weights(task: Task, server: Server) -> Tensor:

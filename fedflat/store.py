@@ -7,7 +7,10 @@ import shutil
 import tempfile
 import weakref
 import zlib
+from abc import abstractmethod
 from collections import OrderedDict
+from collections.abc import Callable, ItemsView, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -21,6 +24,7 @@ from fedflat.method import State, copied
 States = dict[str, State]
 MEMORY = 1 << 30
 SHARD = 1000  # clients in one folder of state files
+SECURED = 20  # rounds after which states that lie elsewhere are written here: one that is lost is made again from there
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -34,7 +38,7 @@ def write_atomically(path: Path, content: bytes) -> None:
     temporary.replace(path)
 
 
-def flatten(states: States) -> dict[str, Tensor]:
+def flatten(states: Mapping[str, State]) -> dict[str, Tensor]:
     """{part: {name: tensor}} with joined names."""
     return {f"{part}/{name}": t for part, state in states.items() for name, t in state.items()}
 
@@ -76,8 +80,38 @@ def _checksum(tensors: dict[str, Tensor]) -> int:
     return total
 
 
+class Away(Mapping[str, State]):
+    """A client's states that lie on another machine, where they may be lost. Looking at them fetches them."""
+
+    @abstractmethod
+    def fetch(self) -> States:
+        """A copy on this machine."""
+
+    @abstractmethod
+    def secure(self, read: Callable[[], States]) -> None:
+        """Be told that they are on this machine's disk as well, where `read` finds them."""
+
+    def __getitem__(self, part: str) -> State:
+        return self.fetch()[part]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.fetch())
+
+    def __len__(self) -> int:
+        return len(self.fetch())
+
+    def __bool__(self) -> bool:
+        return True  # what is empty is not kept anywhere
+
+    def items(self) -> ItemsView[str, State]:
+        """All of them at once."""
+        return self.fetch().items()
+
+
 class ClientStore:
     """The state of the clients that took part, in memory up to a budget and on disk beyond it.
+
+    States that lie on another machine stay there as well: they are written at checkpoints, and every few rounds.
 
     Every state is written under a version, the round that made it. A checkpoint names the versions it needs, and the
     files it names are deleted only once a newer one is in place: killing the process at any moment loses nothing.
@@ -88,10 +122,10 @@ class ClientStore:
         self._folder = folder
         self.memory = memory
         self.versions: dict[int, int] = {}  # client → round of its latest committed state
-        self._hot: OrderedDict[int, tuple[States, int]] = OrderedDict()  # latest used last, with their bytes
+        self._hot: OrderedDict[int, tuple[Mapping[str, State], int]] = OrderedDict()  # latest last, with their bytes
         self._bytes = 0
         self._dirty: set[int] = set()  # in memory only
-        self._pending: dict[int, States] = {}  # of the round under way
+        self._pending: dict[int, Mapping[str, State]] = {}  # of the round under way
         self._saved: dict[int, int] = {}  # client → version named by the last checkpoint
         self._written: dict[int, int] = {}  # client → latest version on disk
 
@@ -103,22 +137,23 @@ class ClientStore:
             weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         return self._folder
 
-    def get(self, client: int) -> States:
+    def get(self, client: int) -> Mapping[str, State]:
         """What the client keeps; empty for one that never took part. Not to be written to."""
         if client in self._hot:
             self._hot.move_to_end(client)
             return self._hot[client][0]
         if client not in self.versions:
             return {}
-        states = nest(read_tensors(self._path(client, self.versions[client])))
+        states = self._read(client, self.versions[client])
         self._admit(client, states)
         return states
 
-    def put(self, client: int, states: States) -> None:
+    def put(self, client: int, states: Mapping[str, State]) -> None:
         """Take a copy of a client's new state; it counts once the round is committed."""
-        copies = {part: state for part, state in copied(states).items() if state}
-        if copies or client in self.versions:
-            self._pending[client] = copies
+        if not isinstance(states, Away):
+            states = {part: state for part, state in copied(states).items() if state}
+        if states or client in self.versions:
+            self._pending[client] = states
 
     def forget_pending(self) -> None:
         """Drop what a round that failed has put."""
@@ -135,9 +170,12 @@ class ClientStore:
                 self._dirty.add(client)
                 self._admit(client, states)
         self._pending.clear()
+        if round % SECURED == 0:
+            self.secure()
 
-    def _admit(self, client: int, states: States) -> None:
-        size = sum(t.numel() * t.element_size() for state in states.values() for t in state.values())
+    def _admit(self, client: int, states: Mapping[str, State]) -> None:
+        tensors = [] if isinstance(states, Away) else [t for state in states.values() for t in state.values()]
+        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         self._hot[client] = states, size
         self._bytes += size
         while self._bytes > self.memory and len(self._hot) > 1:
@@ -148,12 +186,17 @@ class ClientStore:
     def _write(self, client: int) -> None:
         if client not in self._dirty:
             return
-        version, last = self.versions[client], self._written.get(client)
-        write_atomically(self._path(client, version), pack_tensors(flatten(self._hot[client][0])))
+        version, last, states = self.versions[client], self._written.get(client), self._hot[client][0]
+        write_atomically(self._path(client, version), pack_tensors(flatten(states)))
+        if isinstance(states, Away):
+            states.secure(partial(self._read, client, version))
         self._dirty.discard(client)
         self._written[client] = version
         if last not in (None, version, self._saved.get(client)):
             self._path(client, last).unlink(missing_ok=True)  # no checkpoint ever named it
+
+    def _read(self, client: int, version: int) -> States:
+        return nest(read_tensors(self._path(client, version)))
 
     def _path(self, client: int, version: int) -> Path:
         return self.folder / str(client // SHARD) / f"{client}.{version}.safetensors"
@@ -163,6 +206,11 @@ class ClientStore:
         for client in sorted(self._dirty):
             self._write(client)
         return dict(self.versions)
+
+    def secure(self) -> None:
+        """Write what lies on other machines only."""
+        for client in sorted(client for client in self._dirty if isinstance(self._hot[client][0], Away)):
+            self._write(client)
 
     def settle(self) -> None:
         """Delete the files that the checkpoint just written has made superfluous."""

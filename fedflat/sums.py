@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any, Generic, Protocol, Self
+
 from torch import Tensor
+from typing_extensions import TypeVar
 
 
-class TreeSum:
+class Addable(Protocol):
+    """A tensor, or something else that is added in place."""
+
+    def add_(self, other: Any, /) -> Any:
+        """Add `other`, which may be overwritten, and return the sum."""
+
+
+T = TypeVar("T", bound=Addable, default=Tensor)
+
+
+class TreeSum(Generic[T]):
     """Sum of tensors that arrive one by one, always added along the same binary tree.
 
     The tree depends only on the positions, so a machine that holds an aligned block of 2^k terms can add them itself
@@ -13,9 +26,12 @@ class TreeSum:
     """
 
     def __init__(self) -> None:
-        self._stack: list[tuple[int, Tensor | None]] = []
+        self._stack: list[tuple[int, T | None]] = []
 
-    def add(self, term: Tensor | None) -> None:
+    def __bool__(self) -> bool:
+        return any(term is not None for _, term in self._stack)
+
+    def add(self, term: T | None) -> None:
         """Add a tensor, which is taken over and may be overwritten; None keeps the place of one that is missing."""
         level = 0
         while self._stack and self._stack[-1][0] == level:
@@ -23,9 +39,9 @@ class TreeSum:
             level += 1
         self._stack.append((level, term))
 
-    def result(self) -> Tensor:
+    def result(self) -> T:
         """The sum of at least one tensor."""
-        total: Tensor | None = None
+        total: T | None = None
         for _, term in reversed(self._stack):
             total = _join(term, total)
         self._stack = []
@@ -34,7 +50,32 @@ class TreeSum:
         return total
 
 
-def _join(left: Tensor | None, right: Tensor | None) -> Tensor | None:
+def _join(left: T | None, right: T | None) -> T | None:
     if left is None or right is None:
         return right if left is None else left
-    return left.add_(right)
+    joined: T = left.add_(right)
+    return joined
+
+
+class Shares(Protocol):
+    """What clients add to the sums of a round; it may lie on another machine, and be added there."""
+
+    def add_(self, other: Self, /) -> Self:
+        """Add `other`, which may be overwritten, and return the sum."""
+
+    def here(self) -> Terms:
+        """The tensors, on this machine."""
+
+
+class Terms(dict[str, Tensor]):
+    """Named tensors, added by name; one that is missing counts as nothing."""
+
+    def add_(self, other: Terms, /) -> Terms:
+        """See `Shares.add_`."""
+        for name, tensor in other.items():
+            self[name] = self[name].add_(tensor) if name in self else tensor
+        return self
+
+    def here(self) -> Terms:
+        """See `Shares.here`."""
+        return self

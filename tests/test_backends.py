@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,6 +92,17 @@ def test_the_number_of_threads_is_left_as_found_and_does_not_matter() -> None:
 def test_an_unknown_back_end_is_answered_with_the_nearest() -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'serial'"):
         fedflat.run(plain(backend="sreial"), federation=world(), model=network())
+
+
+def test_ray_that_is_not_installed_is_answered_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(InputError, match=r"pip install 'fedflat\[ray\]'"):
+        fedflat.run(plain(backend="ray"), federation=world(), model=network())
+
+
+def test_the_address_of_a_cluster_is_refused_where_none_is_used() -> None:
+    with pytest.raises(InputError, match="for backend='ray', and this is backend='serial'"):
+        fedflat.run(plain(), federation=world(), model=network(), ray_address="auto")
 
 
 # ---- what goes wrong in a client ----

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 import fedflat
 from fedflat.errors import CheckpointError
 from fedflat.folder import Checkpoint, RunFolder
-from fedflat.store import ClientStore, flatten, nest
+from fedflat.store import SECURED, Away, ClientStore, flatten, nest
 
 
 def state(client: int, version: int = 0, size: int = 10) -> dict[str, dict[str, torch.Tensor]]:
@@ -118,6 +118,43 @@ def test_a_small_budget_changes_no_bit(tmp_path: Path) -> None:
         tight = fedflat.run(exp, federation=world(), model=network(), state_memory=0, out=out)
         assert same(tight.server_weights, roomy.server_weights)
         assert all(same(tight.client_state(i), roomy.client_state(i)) for i in range(3))
+
+
+class Elsewhere(Away):
+    """States on a machine that is gone once they are known to be on the disk."""
+
+    def __init__(self, states: Any) -> None:
+        self.read, self.fetched = lambda: states, 0
+
+    def fetch(self) -> Any:
+        self.fetched += 1
+        return self.read()
+
+    def secure(self, read: Any) -> None:
+        self.read = read
+
+
+@pytest.mark.parametrize("asked", ["flush", "secure"])
+def test_states_elsewhere_are_fetched_when_they_must_be_on_the_disk_and_not_before(tmp_path: Path, asked: str) -> None:
+    store, far = ClientStore(tmp_path), Elsewhere(state(3, 1))
+    store.put(3, far)
+    store.commit_round(1)
+    assert store.get(3) is far and far.fetched == 0
+    getattr(store, asked)()
+    assert far.fetched == 1 and files(tmp_path) == {"0/3.1.safetensors"}
+    assert same(far, state(3, 1))
+    again = ClientStore(tmp_path)
+    again.restore(dict(store.versions))
+    assert same(again.get(3), state(3, 1))
+
+
+def test_no_state_stays_elsewhere_alone_for_many_rounds(tmp_path: Path) -> None:
+    store = ClientStore(tmp_path)
+    store.put(1, Elsewhere(state(1)))
+    for round in range(1, SECURED + 1):
+        assert files(tmp_path) == set()
+        store.commit_round(round)
+    assert files(tmp_path) == {"0/1.1.safetensors"}
 
 
 def test_a_damaged_client_state_is_named(tmp_path: Path) -> None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from fedflat.backends.base import Backend, Broadcast
 from fedflat.client import Task
-from fedflat.errors import UnknownNameError
+from fedflat.errors import InputError, UnknownNameError
+from fedflat.extras import needed
 
 __all__ = ["BACKENDS", "Backend", "Broadcast", "make_backend"]
 
-BACKENDS = ("pool", "serial")
+BACKENDS = ("pool", "serial", "ray")
 
 
-def make_backend(task: Task) -> Backend:
-    """The back end that `Experiment.backend` names, holding `task`."""
+def make_backend(task: Task, ray_address: str | None = None) -> Backend:
+    """The back end that `Experiment.backend` names, holding `task`. ray_address: see `fedflat.run`."""
     name = task.experiment.backend
+    if ray_address is not None and name != "ray":
+        raise InputError(f"a Ray address is for backend='ray', and this is backend={name!r}: leave out one of the two")
     if name == "pool":
         from fedflat.backends.pool import Pool
 
@@ -22,4 +25,9 @@ def make_backend(task: Task) -> Backend:
         from fedflat.backends.serial import Serial
 
         return Serial(task)
+    if name == "ray":
+        needed("ray", "Ray", "ray")
+        from fedflat.backends.ray import Ray
+
+        return Ray(task, ray_address)
     raise UnknownNameError("backend", name, BACKENDS)

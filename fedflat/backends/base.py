@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from fedflat import streams
 from fedflat.client import CHUNK, Job, Score, Task, assess, load_weights, pieces
-from fedflat.errors import RunError
+from fedflat.errors import ClientError, FedflatError, InputError, RunError
 from fedflat.method import State, Update
 from fedflat.statistics import using_batch
 
@@ -38,7 +39,7 @@ class Order:
 
     client: int
     weight: float
-    states: dict[str, State]
+    states: Mapping[str, State]
     duty: str = "train"
     theta: Tensor | None = None
 
@@ -63,7 +64,10 @@ class Backend(Protocol):
     """Runs clients. Results come back in the order of the orders, whoever computes them."""
 
     def visit(self, broadcast: Broadcast, orders: Iterable[Order]) -> Iterator[Update]:
-        """Have the clients do their duties; each `Update` is valid until the next one is asked for."""
+        """Have the clients do their duties. An update is the caller's, but its states only until the next is asked for.
+
+        A back end may add the `shares` of clients that follow each other; see `Update`.
+        """
 
     def evaluate(self, broadcast: Broadcast, chunks: Sequence[Chunk]) -> list[Score]:
         """Score the broadcast weights on each chunk."""
@@ -96,6 +100,15 @@ def score_chunk(task: Task, chunk: Chunk) -> Score:
                 return assess(task, samples, chunk.start, chunk.stop)
     except Exception as error:
         raise RunError(f"evaluation failed: {type(error).__name__}: {error}") from error
+
+
+def portable(error: Exception, doing: str) -> FedflatError:
+    """The error that a worker has just met, in a form that can be sent. doing: what it was asked for."""
+    if isinstance(error, (ClientError, RunError)):
+        return error
+    if isinstance(error, InputError):
+        return InputError(str(error))
+    return RunError(f"a worker failed at {doing!r}:\n{traceback.format_exc()}")
 
 
 def load(task: Task, broadcast: Broadcast) -> None:

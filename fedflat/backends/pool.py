@@ -14,7 +14,6 @@ import multiprocessing
 import os
 import signal
 import sys
-import traceback
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
@@ -23,16 +22,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedflat.backends.base import Broadcast, Chunk, Order, load, score_chunk
+from fedflat.backends.base import Broadcast, Chunk, Order, load, portable, score_chunk
 from fedflat.backends.mailbox import Letter, Mailbox
 from fedflat.client import Score, Task
 from fedflat.duties import perform
-from fedflat.errors import ClientError, InputError, RunError
-from fedflat.method import State, Update
+from fedflat.errors import InputError, RunError
+from fedflat.method import State, Update, copied
+from fedflat.sums import Terms
 
 log = logging.getLogger(__name__)
+VECTORS = ("delta", "buffers", "counters")
 AHEAD = 2  # jobs a worker may hold: the next one is there when it finishes
-PLAIN = ("client", "samples", "weight", "steps", "loss", "seconds", "failure", "figures")
+PLAIN = ("client", "samples", "weight", "steps", "loss", "seconds", "failure", "figures", "norm", "floats")
 
 
 class Slot:
@@ -198,13 +199,10 @@ def work(task: Task, pipe: Connection, board: Mailbox, slots: list[Slot], parent
             if message is None:
                 return
             try:
-                pipe.send((True, answer(task, board, slots, message)))
-            except (ClientError, RunError) as error:
-                pipe.send((False, error))
-            except InputError as error:
-                pipe.send((False, InputError(str(error))))
-            except Exception:
-                pipe.send((False, RunError(f"a worker failed at {message[0]!r}:\n{traceback.format_exc()}")))
+                reply = True, answer(task, board, slots, message)
+            except Exception as error:
+                reply = False, portable(error, message[0])
+            pipe.send(reply)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return
 
@@ -221,8 +219,8 @@ def answer(task: Task, board: Mailbox, slots: list[Slot], message: Any) -> Any:
     slot, client, weight, duty, states = rest
     own = slots[slot].inbox.read(states)
     theta = own.pop("theta", None)
-    order = Order(client, weight, unpack(own).get("", {}), duty, theta)
-    update = perform(task, order.job(broadcast, order.states))
+    kept = unpack(own).get("", {})
+    update = perform(task, Order(client, weight, kept, duty, theta).job(broadcast, kept))
     plain = {name: getattr(update, name) for name in PLAIN}
     return slot, plain, slots[slot].outbox.write(pack_update(update))
 
@@ -271,12 +269,14 @@ def unpack(flat: Mapping[str, Tensor]) -> dict[str, dict[str, State]]:
 
 def pack_update(update: Update) -> dict[str, Tensor]:
     """The tensors of an update by name."""
-    own = {"delta": update.delta, "buffers": update.buffers, "counters": update.counters}
-    return own | pack({"sent": update.sent, "states": update.states})
+    own = {name: getattr(update, name) for name in VECTORS}
+    shares = {} if update.shares is None else {"": update.shares.here()}
+    return own | pack({"sent": update.sent, "states": update.states, "shares": shares})
 
 
 def unpack_update(tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """The inverse of `pack_update`."""
-    own = {name: tensors.pop(name) for name in ("delta", "buffers", "counters")}
+    """The inverse of `pack_update`, with copies of all but the states, which the store copies itself."""
+    own = {name: tensors.pop(name).clone() for name in VECTORS}
     nested = unpack(tensors)
-    return own | {"sent": nested.get("sent", {}), "states": nested.get("states", {})}
+    shares = Terms(copied(nested["shares"])[""]) if "shares" in nested else None
+    return own | {"sent": copied(nested.get("sent", {})), "states": nested.get("states", {}), "shares": shares}
