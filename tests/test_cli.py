@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from fedflat.cli import COMMANDS, main
-from fedflat.commands.run import default_out, slug
 from fedflat.experiment import Experiment
+from fedflat.naming import default_out, slug
 
 SMALL = {
     "data": "digits",
@@ -92,6 +92,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["run", "--locl-epochs", "3"], "unknown field 'locl_epochs': did you mean 'local_epochs'?"),
         (["show", "x", "--pgn", "y"], "unknown option 'pgn': did you mean 'png'?"),
         (["list", "model"], "unknown list 'model': did you mean 'models'?"),
+        (["list", "methods", "fedpro"], "unknown method 'fedpro': did you mean 'fedprox'?"),
         (["list"], "the following arguments are required"),
         (["run", "--lr"], "argument --lr: expected one argument"),
         (["run", "a.toml", "b.toml"], "unexpected 'b.toml'"),
@@ -252,6 +253,21 @@ def test_lists(capsys: pytest.CaptureFixture[str], what: str, facts: list[str]) 
     out = capsys.readouterr().out
     assert all(fact in out for fact in facts)
     assert all(hidden not in out for hidden in ("rng", "targets", "root"))
+
+
+@pytest.mark.parametrize(
+    ("what", "name", "facts"),
+    [
+        ("methods", "fedprox", ["fedprox(mu=0.01)\n", "Pull every local step", "mu: μ, strength", "g ← g + μ (w_k"]),
+        ("methods", "fedsam", ["fedsam(rho=0.05) is fedavg+sam\n", "ε = ρ g/‖g‖"]),
+        ("models", "mlp", ["mlp(hidden=(64,))\n", "first to last"]),
+        ("partitions", "iid", ["iid\n"]),
+    ],
+)
+def test_one_name_is_explained(capsys: pytest.CaptureFixture[str], what: str, name: str, facts: list[str]) -> None:
+    assert main(["list", what, name]) == 0
+    out = capsys.readouterr().out
+    assert all(fact in out for fact in facts)
 
 
 def test_data_says_where_each_set_is(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""List what there is, with the fields each name takes and their defaults.
+"""List what there is, with the fields each name takes and their defaults; or explain one name.
 
 Write one as name, or name(field=value); methods can be added: fedavg+swa.
 """
@@ -7,70 +7,99 @@ from __future__ import annotations
 
 import argparse
 import inspect
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from fedflat.commands.parser import Parser
 from fedflat.errors import UnknownNameError
 
 Row = tuple[str, str, str]
+Maker = Callable[..., Any]
+
+
+class Kind(NamedTuple):
+    """What can be listed: makers by name, and how many of their first parameters a user does not give."""
+
+    makers: Callable[[], Mapping[str, Maker]]
+    skip: int = 0
 
 
 def configure(parser: Parser) -> None:
-    """Add the one argument."""
+    """Add the arguments."""
     parser.add_argument("what", metavar="|".join(KINDS), help="what to list")
+    parser.add_argument("name", metavar="NAME", nargs="?", help="one of them, to be explained")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Print the table."""
+    """Print the table, or what there is to say of one name."""
     if arguments.what not in KINDS:
         raise UnknownNameError("list", arguments.what, KINDS)
-    rows = sorted(KINDS[arguments.what]())
+    kind, what = KINDS[arguments.what], arguments.what.removesuffix("s")
+    makers, name = kind.makers(), arguments.name
+    if name is not None and name not in makers:
+        raise UnknownNameError(what, name, makers)
     from fedflat.report.terminal import console, plain_table
 
-    out = console()
-    out.print(plain_table((arguments.what.removesuffix("s"), "fields", "about"), rows))
+    if name is not None:
+        console().print(explained(name, makers[name], kind.skip), markup=False, soft_wrap=True)
+    else:
+        rows = sorted(described(name, maker, kind.skip) for name, maker in makers.items())
+        console().print(plain_table((what, "fields", "about"), rows))
     return 0
 
 
-def _methods() -> Iterable[Row]:
+def _methods() -> Mapping[str, Maker]:
     from fedflat.parts import ALIASES, known_parts
 
-    yield from (described(name, part) for name, part in known_parts().items())
-    yield from ((name, described(name, part)[1], f"fedavg+{part.name}") for name, part in ALIASES.items())
+    return {**known_parts(), **ALIASES}
 
 
-def _models() -> Iterable[Row]:
+def _models() -> Mapping[str, Maker]:
     from fedflat.models import MODELS
 
-    return (described(name, maker, skip=2) for name, maker in MODELS.items())
+    return MODELS
 
 
-def _data() -> Iterable[Row]:
+def _data() -> Mapping[str, Maker]:
     from fedflat.data import DATASETS
 
-    return (described(name, maker, skip=1) for name, maker in DATASETS.items())
+    return DATASETS
 
 
-def _partitions() -> Iterable[Row]:
+def _partitions() -> Mapping[str, Maker]:
     from fedflat.data import PARTITIONS
 
-    return (described(name, maker, skip=3) for name, maker in PARTITIONS.items())
+    return PARTITIONS
 
 
-KINDS: dict[str, Callable[[], Iterable[Row]]] = {
-    "methods": _methods,
-    "models": _models,
-    "data": _data,
-    "partitions": _partitions,
+KINDS = {
+    "methods": Kind(_methods),
+    "models": Kind(_models, skip=2),
+    "data": Kind(_data, skip=1),
+    "partitions": Kind(_partitions, skip=3),
 }
 
 
-def described(name: str, maker: Callable[..., Any], skip: int = 0) -> Row:
+def described(name: str, maker: Maker, skip: int = 0) -> Row:
     """Name, fields with defaults, first line of the docstring. skip: leading parameters that a user does not give."""
     parameters = list(inspect.signature(maker).parameters.values())[skip:]
-    return name, ", ".join(map(_field, parameters)), first_line(maker)
+    return name, ", ".join(map(_field, parameters)), _sum_of(name, maker) or first_line(maker)
+
+
+def explained(name: str, maker: Maker, skip: int = 0) -> str:
+    """Name with fields and defaults, the docstring, and the formula of a part."""
+    _, fields, about = described(name, maker, skip)
+    call, formula = f"{name}({fields})" if fields else name, getattr(maker, "formula", "")
+    lines = [f"{call} is {about}" if _sum_of(name, maker) else call, "", inspect.getdoc(maker) or ""]
+    return "\n".join([*lines, *(["", *(f"    {line}" for line in formula.splitlines())] if formula else [])])
+
+
+def _sum_of(name: str, maker: Maker) -> str:
+    """What a famous name stands for; nothing for other names."""
+    from fedflat.parts import ALIASES
+
+    return f"fedavg+{ALIASES[name].name}" if ALIASES.get(name) is maker else ""
 
 
 def _field(parameter: inspect.Parameter) -> str:

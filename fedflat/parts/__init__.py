@@ -13,6 +13,7 @@ from fedflat import calls
 from fedflat.errors import InputError
 from fedflat.method import Part
 from fedflat.parts.adabest import AdaBest
+from fedflat.parts.attack import Attack
 from fedflat.parts.const import Const
 from fedflat.parts.cutmix import CutMix
 from fedflat.parts.cutout import Cutout
@@ -36,6 +37,8 @@ from fedflat.parts.personal.layerwise import LWSAM
 from fedflat.parts.personal.pfedme import PFedMe
 from fedflat.parts.personal.plgu import PLGULF, PLGUGRep
 from fedflat.parts.personal.split import FedBABU, FedPer, FedRep, FineTune, LGFedAvg, LocalOnly
+from fedflat.parts.privacy import DP
+from fedflat.parts.robust import CentredClipping, Krum, Median, MultiKrum, NormBound, TrimmedMean
 from fedflat.parts.sam import ASAM, SAM
 from fedflat.parts.scaffold import Scaffold
 from fedflat.parts.server_optimisers import FedAdagrad, FedAdam, FedAvgM, FedYogi
@@ -46,6 +49,7 @@ PARTS: tuple[type[Part], ...] = (
     *(FedAvg, FedProx, FedAvgM, FedAdam, FedAdagrad, FedYogi, Scaffold, FedDyn, FedDC, AdaBest, Moon, SAM, ASAM),
     *(MoFedSAM, FedSpeed, FedNova, MAN, Const, SWA, KeepMomentum),
     *(FedAlign, GradAug, StochDepth, Mixup, Cutout, CutMix),
+    *(DP, Median, TrimmedMean, Krum, MultiKrum, CentredClipping, NormBound, Attack),
     *(
         LWSAM,
         PLGULF,

@@ -15,14 +15,17 @@ from fedflat.method import Local, Part, Server
 class AdaBest(Part):
     """Estimate each client's bias with a memory that fades while it is away, and extrapolate the mean.
 
-    g ← g − h_i.  Afterwards h_i ← h_i / (t − r_i) + μ (w − y_i), r_i ← t (first time: h_i ← μ (w − y_i)).
-    Server: θ̄ = mean_S y_i,  w ← θ̄ + β (θ̄ − θ̄_last),  θ̄_last = w₀ at first.
+    At first h_i is zero and θ̄_last the initial model.
 
     beta: β. mu: μ, on the scale of FedDyn's α; both 0 is FedAvg with uniform weights.
     mu_scaling: "paper", or "fedsim" for μ·B·E/n_i as that library scales it.
     Client keeps h_i (1) and r_i, server θ̄ (1); sends 1 down, 1 up.
     """
 
+    formula: ClassVar[str] = (
+        "g ← g − h_i,  afterwards h_i ← h_i / (t − r_i) − μ Δ_i,  r_i ← t\n"
+        "server: θ̄ = mean_S y_i,  w ← θ̄ + β (θ̄ − θ̄_last)"
+    )
     uniform: ClassVar[bool] = True
     needs_mean: ClassVar[bool] = True
     own_step: ClassVar[str] = "the extrapolated mean of the local models"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
@@ -22,17 +22,20 @@ log = logging.getLogger(__name__)
 class Const(Part):
     """Keep every output channel's displacement free of a mean and orthogonal to the channel received.
 
-    After each step w_k ← w + Π(w_k − w), Π the orthogonal projector onto {1, w_ch}^⊥ of each channel:
-    v̄ = v − mean(v),  Π(v) = v̄ − (⟨v̄, u⟩/⟨u, u⟩) u,  u = w_ch − mean(w_ch).
+    Π is the orthogonal projector onto {1, w_ch}^⊥ of each channel, applied after every step.
 
     center, orthogonal: the two constraints, for ablations (only orthogonal projects along the raw channel).
-    mode: "linear" as above, or "sphere": centre each channel and put it back on the sphere of radius √2.
+    mode: "linear" for Π, or "sphere": centre each channel and put it back on the sphere of radius √2.
     init: start from centred channels of norm √2, as the authors' code does for every method.
     Channels are rows of weights with two dimensions or more; fan-in below 3 is left free, as are biases and norms.
     Keeps nothing; sends 1 down, 1 up. Differs from the paper's Algorithm 1 in projecting the displacement after the
     whole step instead of the gradient before it, and along the centred channel: only so both constraints hold.
     """
 
+    formula: ClassVar[str] = (
+        "w_k ← w + Π(w_k − w),  Π(v) = v̄ − (⟨v̄, u⟩/⟨u, u⟩) u\n"
+        "v̄ = v − mean(v),  u = w_ch − mean(w_ch),  channel by channel"
+    )
     center: bool = True
     orthogonal: bool = True
     mode: str = "linear"

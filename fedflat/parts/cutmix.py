@@ -20,13 +20,14 @@ if TYPE_CHECKING:
 class CutMix(Part):
     """Paste a box of another image of the batch into every image; labels count by the pixels that are left.
 
-    λ ~ Beta(β, β); a box of sides √(1−λ)·(H, W) around a uniform centre, clipped, taken from x_π;
-    λ ← 1 − box/(H·W),  L = λ·CE(z, y) + (1−λ)·CE(z, y_π)
-
     beta: β; 0 or less is FedAvg. One box and one permutation π a minibatch, the same in both passes of
     sharpness-aware gradients. Keeps nothing; sends 1 down, 1 up.
     """
 
+    formula: ClassVar[str] = (
+        "λ ~ Beta(β, β),  a box of sides √(1 − λ) (H, W) around a uniform centre, clipped, from x_π\n"
+        "λ ← 1 − box/(H W),  L = λ CE(z, y) + (1 − λ) CE(z, y_π)"
+    )
     rank: ClassVar[int] = -2  # after cutout, before mixup
     beta: float = 1.0
 

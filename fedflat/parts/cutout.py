@@ -19,14 +19,15 @@ if TYPE_CHECKING:
 class Cutout(Part):
     """Hide a square of every image behind 0, the mean colour of normalised images.
 
-    x̃ = 0 on rows [c_y − ⌊s/2⌋, c_y + ⌊s/2⌋) and likewise columns, as far as there are any; (c_y, c_x) a uniform pixel
-
     size: s (16 for CIFAR-10, 8 for CIFAR-100); 0 is FedAvg. Every image of a minibatch has a centre of its own.
     The last step of an image's own augmentation, after crop, mirror and normalisation; before mixup and cutmix, which
     mix finished images: a hole in the mixture would hide of both, and the labels' weights would not be the pixels'.
     Keeps nothing; sends 1 down, 1 up.
     """
 
+    formula: ClassVar[str] = (
+        "x̃ = 0 on rows [c_y − ⌊s/2⌋, c_y + ⌊s/2⌋) and columns likewise,  within the image\n(c_y, c_x) a uniform pixel"
+    )
     rank: ClassVar[int] = -3
     size: int = 16
 

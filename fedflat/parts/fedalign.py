@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -27,18 +27,21 @@ Passed = tuple[Tensor, Tensor]
 class FedAlign(Part):
     """Align the Lipschitz constant of the last stage, run at a reduced width, with that of the whole stage.
 
-    L ← L + μ·(L/L_Lip held fixed)·L_Lip,  L_Lip = mean over the batch of (K_S − K_F)²,  K = ‖X‖₂ by power iterations,
-    X_F = aᵀb/S,  X_S = a_Sᵀb_S/S,  b_S = stage(a_S) at width ω_S; a and b: the last stage's input and output,
-    a averaged over b's grid of S places; a, b and so K_F are held fixed
+    a and b are the last stage's input and output, a averaged over b's grid of S places; a, b and so K_F are held fixed,
+    as is the factor sg(L_CE/L_Lip). The spectral norms ‖·‖₂ are found by power iterations.
 
-    mu: μ; 0 is FedAvg. width: ω_S; 1 is FedAvg, too. objective: "official" as above, the authors' code, for which μ was
-    tuned: the penalty is always worth μ·L, and left out where L_Lip < 1e-12; or "paper", L + μ·L_Lip.
+    mu: μ; 0 is FedAvg. width: ω_S; 1 is FedAvg, too. objective: "official", the authors' code, for which μ was tuned:
+    the penalty is always worth μ·L_CE, and left out where L_Lip < 1e-12; or "paper", L + μ·L_Lip.
     slices: "sliced" takes the leading channels a_S of a in X_S as the code does, "full" all of a, as equation 7 says.
     iterations: of the power method, from a vector of ones. divisor: of the numbers of channels left at width ω_S.
     Keeps nothing; sends 1 down, 1 up; one more pass through the last stage at width ω_S.
     The paper trains with lr=0.01, lr_decay=1, momentum=0.9, nesterov=True, weight_decay=1e-4, batch_size=64, clip=10.
     """
 
+    formula: ClassVar[str] = (
+        "L ← L + μ sg(L_CE/L_Lip) L_Lip,  L_Lip = mean over the batch of (K_S − K_F)²\n"
+        "K_F = ‖aᵀb/S‖₂,  K_S = ‖a_Sᵀb_S/S‖₂,  b_S = last stage of a_S at width ω_S"
+    )
     mu: float = 0.45
     width: float = 0.25
     objective: str = "official"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fedflat.method import Part
 
@@ -11,7 +12,7 @@ from fedflat.method import Part
 class FedAvg(Part):
     """Train locally, average the results weighted by sample counts (McMahan et al., 2017).
 
-    w ← w + server_lr · Σ_S n_i (y_i − w) / Σ_S n_i
-
     Keeps nothing; sends 1 model down, 1 up. It changes nothing in either loop, so adding it to a sum has no effect.
     """
+
+    formula: ClassVar[str] = "w ← w + η_g Σ_S n_i Δ_i / Σ_S n_i,  Δ_i = y_i − w"

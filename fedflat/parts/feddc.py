@@ -16,13 +16,15 @@ from fedflat.parts.drift import add_pull, begin_pull, control, refreshed_control
 class FedDC(Part):
     """Decouple the local drift from the model and correct it: FedDyn's pull and SCAFFOLD's correction together.
 
-    g ← g + α_i (w_k − w + H_i) + c/ω_i − c_i,  H_i ← H_i + Δ_i,  c_i⁺ = c_i − c/ω_i − Δ_i / (K lr).
-    Server: c ← c + (1/N) Σ_S ω_i (c_i⁺ − c_i),  w ← mean_S y_i + mean_all H_i.
-
     alpha: α, with α_i = α/ω_i. Client keeps H_i, c_i (2), server H̄, c (2); sends 2 down, 2 up.
     Differs from the paper, as its code does, in the states (SCAFFOLD's option 2) and in taking two separate means.
     """
 
+    formula: ClassVar[str] = (
+        "g ← g + α_i (w_k − w + H_i) + c/ω_i − c_i,  α_i = α/ω_i\n"
+        "afterwards H_i ← H_i + Δ_i,  c_i⁺ = c_i − c/ω_i − Δ_i / (K_i η_l)\n"
+        "server: c ← c + (1/N) Σ_S ω_i (c_i⁺ − c_i),  w ← mean_S y_i + mean_all H_i"
+    )
     uniform: ClassVar[bool] = True
     needs_mean: ClassVar[bool] = True
     own_step: ClassVar[str] = "the mean of the local models plus the mean drift"

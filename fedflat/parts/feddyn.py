@@ -15,14 +15,15 @@ from fedflat.parts.drift import add_pull, begin_pull, remember_drift, step_with_
 class FedDyn(Part):
     """Regularise each client so that its stationary points become those of the global loss.
 
-    g ← g + α_i (w_k − w + H_i),  H_i ← H_i + Δ_i,  α_i = α/ω_i.
-    Server: H̄ ← H̄ + (1/N) Σ_S Δ_i,  w ← mean_S y_i + H̄.
-
     alpha: α; 0 is *not* FedAvg, since the server still extrapolates by H̄. clip_split: published code's clipping.
     Client keeps H_i (1), server H̄ (1); sends 1 down, 1 up. The paper's ĝ_i is −α_i H_i, its h is −α H̄.
     Differs from the paper in dividing α by the relative size ω_i of a client, as its code does.
     """
 
+    formula: ClassVar[str] = (
+        "g ← g + α_i (w_k − w + H_i),  afterwards H_i ← H_i + Δ_i,  α_i = α/ω_i\n"
+        "server: H̄ ← H̄ + (1/N) Σ_S Δ_i,  w ← mean_S y_i + H̄"
+    )
     uniform: ClassVar[bool] = True
     needs_mean: ClassVar[bool] = True
     own_step: ClassVar[str] = "the mean of the local models plus the mean drift"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -17,11 +18,11 @@ from fedflat.sums import TreeSum
 class FedNova(Part):
     """Normalise each update by how many steps are in it, so that busy clients do not bend the objective.
 
-    w ← w + server_lr · τ Σ_S p_i Δ_i / a_i,  τ = Σ_S p_i a_i,  p_i = n_i / Σ_S n_j
-
     a_i counts the local steps, weighted as momentum and a proximal pull weight them (see `step_weights`); with a pull
-    τ = Σ_S p_i K_i as in the authors' code. Keeps nothing; sends 1 down, 1 up and the number a_i.
+    τ = Σ_S p_i K_i as in the authors' code. Keeps nothing; sends 1 down, 1 up and two numbers, for a_i and τ.
     """
+
+    formula: ClassVar[str] = "w ← w + η_g τ Σ_S p_i Δ_i / a_i,  τ = Σ_S p_i a_i,  p_i = n_i / Σ_S n_j"
 
     def end(self, local: Local) -> None:
         """Send a_i, and what it contributes to τ."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fedflat.method import Local, Part
 
@@ -11,12 +12,11 @@ from fedflat.method import Local, Part
 class FedProx(Part):
     """Pull every local step back to the model received, so that clients do not drift far.
 
-    g ← g + μ (w_k − w), the gradient of (μ/2)‖w_k − w‖²
-
     mu: μ, strength of the pull; 0 is FedAvg.
     Keeps nothing; sends 1 model down, 1 up. Differs from the paper in that no client returns early.
     """
 
+    formula: ClassVar[str] = "g ← g + μ (w_k − w),  the gradient of (μ/2) ‖w_k − w‖²"
     mu: float = 0.01
 
     def __post_init__(self) -> None:

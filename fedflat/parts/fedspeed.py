@@ -17,16 +17,17 @@ from fedflat.parts.drift import add_pull, begin_pull, remember_drift, step_with_
 class FedSpeed(Part):
     """FedDyn's pull with a gradient that looks ahead along itself.
 
-    g₁ = ∇L(w_k),  g₂ = ∇L(w_k + ρ g₁/‖g₁‖),  g ← (1 − a) g₁ + a g₂ + α_i (w_k − w + H_i),  H_i ← H_i + Δ_i.
-    Server: w ← mean_S y_i + mean_all H_i.
-
     rho: ρ. alpha: α' = 1/λ, with α_i = α'/ω_i. mix: a; at ρ = 0 or a = 0 this is FedDyn. clip_split: as in FedDyn.
-    server: "code" as above, or "paper" for w ← mean_S (y_i + H_i), which sends one model more up.
+    server: "code" for this one, or "paper" for w ← mean_S (y_i + H_i), which sends one model more up.
     normalised: False for the paper's raw step ρ g₁.
     Client keeps H_i (1), server H̄ (1); sends 1 down, 1 up; two gradients a step.
     Differs from the paper, as its code does, in the normalised step and the server's mean over all clients.
     """
 
+    formula: ClassVar[str] = (
+        "g₁ = ∇L(w_k),  g₂ = ∇L(w_k + ρ g₁/‖g₁‖),  g ← (1 − a) g₁ + a g₂ + α_i (w_k − w + H_i)\n"
+        "afterwards H_i ← H_i + Δ_i;  server: w ← mean_S y_i + mean_all H_i"
+    )
     uniform: ClassVar[bool] = True
     needs_mean: ClassVar[bool] = True
     own_step: ClassVar[str] = "the mean of the local models plus the mean drift"

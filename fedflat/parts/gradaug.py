@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -23,15 +23,16 @@ if TYPE_CHECKING:
 class GradAug(Part):
     """Have slimmed sub-networks reproduce the whole network's answer from smaller images.
 
-    L ← L + μ Σ_i KL(softmax(z) held fixed ‖ softmax(z_i)),  z_i = net at width ω_i of the images resized to r_i × r_i,
-    i = 1 … n;  ω_1 = ω_b, the others uniform in [ω_b, 1];  r_i uniform among `resolutions`
-
     mu: μ; 0 is FedAvg (the paper's: 2, 1.75, 1.5, 1.25 for n = 1 … 4). n: sub-networks. width: ω_b. resolutions: of the
     resized images. all_random: draw every ω_i, as paper 001 says; its code fixes one. divisor: of the channel numbers.
     One draw a minibatch, the same in both passes of sharpness-aware gradients. KL is summed over classes and averaged
     over the batch. Keeps nothing; sends 1 down, 1 up; n more passes, at their widths and resolutions.
     """
 
+    formula: ClassVar[str] = (
+        "L ← L + μ Σ_i KL(sg softmax(z) ‖ softmax(z_i)),  i = 1 … n\n"
+        "z_i = net at width ω_i of the images resized to r_i × r_i,  ω_1 = ω_b,  other ω_i ~ U(ω_b, 1)"
+    )
     mu: float = 1.75
     n: int = 2
     width: float = 0.8

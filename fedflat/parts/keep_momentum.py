@@ -16,6 +16,7 @@ class KeepMomentum(Part):
     """
 
     name: ClassVar[str] = "keep_momentum"
+    formula: ClassVar[str] = "a round starts with v ← v at the end of the client's last one,  not with v ← 0"
 
     def begin(self, local: Local) -> None:
         """Hand the old buffer to the optimiser."""

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -28,13 +28,14 @@ RELUS = {F.relu, torch.relu, Tensor.relu} | IN_PLACE
 class MAN(Part):
     """Penalise the mean square of every hidden activation; by the paper's bound this flattens each layer's Hessian.
 
-    L ← L + ζ Σ_l m_l,  m_l the mean of a_l² over batch, channels and positions, a_l the output of the l-th ReLU
+    a_l is the output of the l-th ReLU.
 
     zeta: ζ, the true multiplier (the authors' flag is twice this); 0 is the base method.
     Every ReLU counts, before pooling; the logits do not. Inside both passes of sharpness-aware gradients.
     Keeps nothing; sends 1 down, 1 up.
     """
 
+    formula: ClassVar[str] = "L ← L + ζ Σ_l m_l,  m_l = mean of a_l² over batch, channels and positions"
     zeta: float = 0.15
 
     def __post_init__(self) -> None:

@@ -21,12 +21,13 @@ Targets = tuple[tuple[float, Tensor], ...]
 class Mixup(Part):
     """Train on convex combinations of samples, with the same combination of their labels' losses.
 
-    x̃ = λx + (1−λ)x_π,  L = λ·CE(z, y) + (1−λ)·CE(z, y_π),  λ ~ Beta(γ, γ), π a permutation of the batch
-
     gamma: γ (0.1 in paper 001, 1 in paper 003); 0 or less has λ = 1, which is FedAvg. One λ and one π a minibatch, the
     same in both passes of sharpness-aware gradients. Keeps nothing; sends 1 down, 1 up; data never leave the client.
     """
 
+    formula: ClassVar[str] = (
+        "x̃ = λ x + (1 − λ) x_π,  L = λ CE(z, y) + (1 − λ) CE(z, y_π)\nλ ~ Beta(γ, γ),  π a permutation of the batch"
+    )
     rank: ClassVar[int] = -1  # mixes finished samples: after cutout and cutmix
     gamma: float = 1.0
 

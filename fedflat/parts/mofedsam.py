@@ -17,12 +17,13 @@ from fedflat.parts.sam import SAM
 class MoFedSAM(Part):
     """Mix SAM's local gradient with the direction in which the whole federation moved last.
 
-    g ← β g_SAM + (1 − β) m.  Server: w ← w + server_lr · mean_S Δ_i,  m ← −mean_S Δ_i / (K lr).
-
     beta: β, weight of the fresh gradient; 1 is FedSAM with uniform weights. rho: ρ, radius; 0 is FedCM.
     Server keeps m (1), zero at first; sends 2 down, 1 up; two gradients a step. K is the mean number of local steps.
     """
 
+    formula: ClassVar[str] = (
+        "g ← β ∇L(w_k + ρ g/‖g‖) + (1 − β) m\nserver: w ← w + η_g mean_S Δ_i,  m ← −mean_S Δ_i / (K η_l)"
+    )
     rank: ClassVar[int] = 10  # mixes what the other corrections have made
     uniform: ClassVar[bool] = True
     beta: float = 0.1

@@ -18,15 +18,15 @@ from fedflat.method import Batch, Local, Part
 class Moon(Part):
     """Draw the features of a batch towards those of the model received, away from those of the last local model.
 
-    L ← L + μ · mean −log( e^{s(z, z_g)/T} / (e^{s(z, z_g)/T} + e^{s(z, z_p)/T}) ),  s the cosine
-
-    mu: μ; 0 is FedAvg. temperature: T. The features z are the head's input, or the module that `features` names; the
-    paper puts a projection before the head, e.g. model="resnet56(projection=256)".
+    mu: μ; 0 is FedAvg. temperature: T. The features z are the head's input, or the module that `features` names; z_g,
+    z_p are those of the received and of the last local model, s is the cosine. The paper puts a projection before the
+    head, e.g. model="resnet56(projection=256)".
     Client keeps its last local model (1); sends 1 down, 1 up; three forward passes a step.
     Differs from the paper in a client's first round: there the last local model is the received one, so that the
     term is constant (log 2) and left out. The two frozen passes run in evaluation mode.
     """
 
+    formula: ClassVar[str] = "L ← L + μ mean −log( e^{s(z, z_g)/T} / (e^{s(z, z_g)/T} + e^{s(z, z_p)/T}) )"
     rank: ClassVar[int] = 5  # compares the features of the batch as augmented
     mu: float = 1.0
     temperature: float = 0.5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -15,12 +16,11 @@ from fedflat.method import Evaluate, Local, Part
 class SAM(Part):
     """Descend along the gradient taken at the worst point nearby (FedSAM: Caldarola et al., 2022; Qu et al., 2022).
 
-    ε = ρ g/‖g‖,  g ← ∇L(w + ε) on the same batch
-
-    rho: ρ, radius; 0 is the plain gradient. Keeps nothing; sends 1 down, 1 up; two gradients a step.
+    rho: ρ, radius; 0 is the plain gradient. Keeps nothing; sends 1 down, 1 up; two gradients a step, on the same batch.
     Corrections of other parts are added afterwards, at the unperturbed point.
     """
 
+    formula: ClassVar[str] = "ε = ρ g/‖g‖,  g ← ∇L(w_k + ε)"
     rho: float = 0.05
 
     def __post_init__(self) -> None:
@@ -38,13 +38,15 @@ class SAM(Part):
 class ASAM(Part):
     """SAM whose neighbourhood scales with each weight, so that rescaling the network does not change it.
 
-    T = |p| + η for parameters whose name contains "weight", 1 for the rest;  ε = ρ T² g / ‖T g‖,  g ← ∇L(w + ε)
-
-    rho: ρ, radius; 0 is the plain gradient. eta: η. all_tensors: scale every tensor (with eta=0 this is what some codes
-    call adaptive SAM). Keeps nothing; sends 1 down, 1 up; two gradients a step.
+    rho: ρ, radius; 0 is the plain gradient. eta: η. all_tensors: scale every tensor, not only those whose name contains
+    "weight" (with eta=0 this is what some codes call adaptive SAM). Keeps nothing; sends 1 down, 1 up; two gradients a
+    step.
     Differs from the text of FedASAM, which adds η to every T; this is its code, and ASAM's own.
     """
 
+    formula: ClassVar[str] = (
+        "ε = ρ T² g / ‖T g‖,  g ← ∇L(w_k + ε)\nT = |w_k| + η for parameters called weight, 1 for the rest"
+    )
     rho: float = 0.5
     eta: float = 0.2
     all_tensors: bool = False

@@ -16,14 +16,16 @@ from fedflat.parts.drift import control, refreshed_control, step_weights
 class Scaffold(Part):
     """Correct every local gradient by the difference between the common and the client's own direction.
 
-    g ← g + c − c_i.  Afterwards option 1: c_i⁺ = ∇F_i(w);  option 2: c_i⁺ = c_i − c − Δ_i / (K lr).
-    Server: w ← w + server_lr · mean_S Δ_i,  c ← c + (1/N) Σ_S (c_i⁺ − c_i).
-
-    option: 1 or 2. momentum_corrected: with momentum, divide by the step weights instead of K, so that c_i⁺ is a mean
-    of gradients again. Client keeps c_i (1), server c (1); sends 2 down, 2 up (1 up would do with option 2).
+    option: how c_i is refreshed, 2 by the formula, 1 by c_i⁺ = ∇F_i(w), the gradient over all samples at the received
+    model. momentum_corrected: with momentum, divide by the step weights instead of K_i, so that c_i⁺ is a mean of
+    gradients again. Client keeps c_i (1), server c (1); sends 2 down, 2 up (1 up would do with option 2).
     Differs from the paper in nothing; published codes divide by an undecayed lr or a common K, this by the actual ones.
     """
 
+    formula: ClassVar[str] = (
+        "g ← g + c − c_i,  afterwards c_i⁺ = c_i − c − Δ_i / (K_i η_l)\n"
+        "server: w ← w + η_g mean_S Δ_i,  c ← c + (1/N) Σ_S (c_i⁺ − c_i)"
+    )
     uniform: ClassVar[bool] = True
     option: int = 2
     momentum_corrected: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -14,12 +15,11 @@ from fedflat.method import Part, Server
 class FedAvgM(Part):
     """Heavy-ball momentum on the server.
 
-    v ← β v − Δ̄,  w ← w − server_lr · v
-
     beta: β, share of the last direction that is kept; 0 is FedAvg.
     Server keeps v (1); sends 1 down, 1 up. Differs from the exponential-mean form, which is server_lr · (1 − β) here.
     """
 
+    formula: ClassVar[str] = "v ← β v − Δ̄,  w ← w − η_g v"
     beta: float = 0.9
 
     def __post_init__(self) -> None:
@@ -36,13 +36,12 @@ class FedAvgM(Part):
 class FedAdam(Part):
     """Adam on the server: every coordinate moves by its mean update over its typical size.
 
-    m ← β₁ m + (1 − β₁) Δ̄,  v ← β₂ v + (1 − β₂) Δ̄²,  w ← w + server_lr · m / (√v + τ)
-
     beta1, beta2: β₁, β₂. tau: τ, how adaptive (small) or plain (large) the step is. v_init: start of v; None is τ².
     bias_correction: divide m and v by 1 − βᵗ, which the paper's Algorithm 2 does not.
     Server keeps m, v (2); sends 1 down, 1 up.
     """
 
+    formula: ClassVar[str] = "m ← β₁ m + (1 − β₁) Δ̄,  v ← β₂ v + (1 − β₂) Δ̄²\nw ← w + η_g m / (√v + τ)"
     beta1: float = 0.9
     beta2: float = 0.99
     tau: float = 0.1
@@ -67,11 +66,10 @@ class FedAdam(Part):
 class FedYogi(Part):
     """Yogi on the server: as FedAdam, but v moves by at most (1 − β₂) Δ̄².
 
-    v ← v − (1 − β₂) Δ̄² · sign(v − Δ̄²),  the rest as in FedAdam
-
     beta1, beta2, tau, v_init: as in FedAdam. Server keeps m, v (2); sends 1 down, 1 up.
     """
 
+    formula: ClassVar[str] = "m ← β₁ m + (1 − β₁) Δ̄,  v ← v − (1 − β₂) Δ̄² sign(v − Δ̄²)\nw ← w + η_g m / (√v + τ)"
     beta1: float = 0.9
     beta2: float = 0.99
     tau: float = 0.1
@@ -94,11 +92,10 @@ class FedYogi(Part):
 class FedAdagrad(Part):
     """Adagrad on the server: a coordinate's step shrinks with all it has moved before.
 
-    v ← v + Δ̄²,  w ← w + server_lr · Δ̄ / (√v + τ)
-
     tau: τ. v_init: start of v; None is τ². Server keeps v (1); sends 1 down, 1 up.
     """
 
+    formula: ClassVar[str] = "v ← v + Δ̄²,  w ← w + η_g Δ̄ / (√v + τ)"
     tau: float = 0.01
     v_init: float | None = None
 

@@ -16,10 +16,7 @@ from fedflat.models.layers import ResidualBlock
 class StochDepth(Part):
     """Train a random part of a residual network's blocks at every step, and all of them together in evaluation.
 
-    training: after(b_ℓ·f_ℓ(x) + shortcut(x)), b_ℓ ~ Bernoulli(ρ_ℓ); evaluation: after(ρ_ℓ·f_ℓ(x) + shortcut(x))
-    ρ_ℓ = 1 − (ℓ/L)(1 − ρ_L) for the blocks ℓ = 1 … L
-
-    keep: ρ_L, of the last block; 1 is FedAvg. rule: "paper" as above, or "code", FedAlign's, with (ℓ−1)/(L−1), which
+    keep: ρ_L, of the last block; 1 is FedAvg. rule: "paper" for ρ_ℓ, or "code", FedAlign's, with (ℓ−1)/(L−1), which
     never drops the first block. One draw a block and minibatch, the same in both passes of sharpness-aware gradients
     and in the passes of fedalign and gradaug. A dropped branch is not evaluated and its BatchNorm does not move.
     The model that a run returns has the factors ρ_ℓ built in; its weights have the names they have without this part,
@@ -27,6 +24,10 @@ class StochDepth(Part):
     Keeps nothing; sends 1 down, 1 up.
     """
 
+    formula: ClassVar[str] = (
+        "training: relu(b_ℓ f_ℓ(x) + shortcut(x)),  b_ℓ ~ Bernoulli(ρ_ℓ)\n"
+        "evaluation: relu(ρ_ℓ f_ℓ(x) + shortcut(x)),  ρ_ℓ = 1 − (ℓ/L)(1 − ρ_L),  ℓ = 1 … L"
+    )
     rank: ClassVar[int] = -10  # a round must not begin with another's draws
     keep: float = 0.9
     rule: str = "paper"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -21,8 +21,7 @@ log = logging.getLogger(__name__)
 class SWA(Part):
     """Late in training let the learning rate go in cycles, and evaluate the mean of one server model a cycle.
 
-    From t₀ = int(start · T) on: lr = (1 − τ) γ₁ + τ γ₂ with τ = ((t mod c) + 1) / c, γ₁ the learning rate without SWA;
-    after the server step, if it is time: w_swa ← w_swa + (w − w_swa) / (n + 1), n ← n + 1. Training never sees w_swa.
+    This begins at t₀ = int(start · T). γ₁ is the learning rate without SWA. Training never sees w_swa.
 
     start: share of the rounds before averaging begins (a number of rounds if it is 1 or more). cycle: c; with 1 the
     learning rate stays. lr_min: γ₂.
@@ -31,6 +30,10 @@ class SWA(Part):
     Differs from the paper's Algorithm 1, which starts the count at t/c, and follows its code: a plain mean.
     """
 
+    formula: ClassVar[str] = (
+        "η_l = (1 − τ) γ₁ + τ γ₂,  τ = ((t mod c) + 1) / c,  from t₀ on\n"
+        "once a cycle w_swa ← w_swa + (w − w_swa) / (n + 1),  n ← n + 1"
+    )
     start: float = 0.75
     cycle: int = 10
     lr_min: float = 1e-4

@@ -56,6 +56,14 @@ PARTS = (
     Listed("man(zeta=0.3)", null="man(zeta=0.0)"),
     Listed("const", null="const(center=False, orthogonal=False)"),
     Listed("const(mode='sphere')"),
+    Listed("dp(clip=0.2, noise=0.05)", null="dp(clip=None, noise=0.0)", uniform=True),
+    Listed("median"),
+    Listed("trimmed_mean(beta=0.34)", null="trimmed_mean(beta=0.0)", uniform=True),
+    Listed("krum(attackers=0)"),
+    Listed("multikrum(attackers=0, keep=2)", null="multikrum(attackers=0)", uniform=True),
+    Listed("centred_clipping(tau=0.1)", server=("centre",)),
+    Listed("norm_bound(limit=0.2)", null="norm_bound(limit=None)", uniform=True),
+    Listed("attack(clients=4, scale=0.5)", null="attack(clients=0)"),
     Listed("swa(start=0.4, cycle=2, lr_min=0.01)", server=("average", "count")),
     Listed("swa(start=0.4, cycle=2, lr_min=0.01, collect='cycle_end')", server=("average", "count")),
 )
@@ -81,3 +89,5 @@ GRADIENT = ("sam", "asam", "mofedsam", "fedspeed")
 """Parts that make the gradient; two of them cannot be in one method."""
 STEP = ("fedavgm", "fedadam", "fedadagrad", "fedyogi", "feddyn", "feddc", "adabest", "fedspeed")
 """Parts that own the server step."""
+COMBINE = ("fednova", "dp", "median", "trimmed_mean", "krum", "multikrum", "centred_clipping", "norm_bound")
+"""Parts that own the combination of updates."""

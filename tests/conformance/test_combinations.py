@@ -20,7 +20,7 @@ from fedflat.result import Run
 from fedflat.runner import run
 
 from .harness import PARTIAL, UNEQUAL, StopAfter, assert_same_bits, make_world, run_library
-from .parts import GRADIENT, PARTS, STEP
+from .parts import COMBINE, GRADIENT, PARTS, STEP
 from .reference import Linear, Mlp, World
 
 SWA = "swa(start=0.34, cycle=1)"
@@ -122,8 +122,8 @@ NEED_MEAN = {"feddyn", "feddc", "fedspeed", "adabest"}  # H̄ = mean H_i and θ�
 
 
 def conflict(names: list[str]) -> bool:
-    claimed_twice = any(sum(name in group for name in names) > 1 for group in (GRADIENT, STEP))
-    return claimed_twice or ("fednova" in names and not NEED_MEAN.isdisjoint(names))
+    claimed_twice = any(sum(name in group for name in names) > 1 for group in (GRADIENT, STEP, COMBINE))
+    return claimed_twice or not (NEED_MEAN.isdisjoint(names) or set(COMBINE).isdisjoint(names))
 
 
 def test_two_parts_are_refused_exactly_when_they_claim_the_same_thing_or_one_spoils_the_others_mean() -> None:
@@ -157,7 +157,8 @@ def legal_sums(draw: st.DrawFn) -> list[str]:
     chosen: list[str] = []
     for text in draw(st.lists(st.sampled_from([p.text for p in PARTS]), min_size=1, max_size=6, unique=True)):
         names = [other.split("(")[0] for other in (*chosen, text)]
-        if not conflict(names) and len(set(names)) == len(names):
+        leaks = {"dp", "scaffold"} <= set(names)  # refused, but only when a client is about to send
+        if not conflict(names) and not leaks and len(set(names)) == len(names):
             chosen.append(text)
     return chosen
 

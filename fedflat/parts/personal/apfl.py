@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -14,13 +15,14 @@ from fedflat.method import Evaluate, Local, Part, State
 class APFL(Part):
     """Every client evaluates a mixture v̄ = α v + (1 − α) w of its own weights and the common ones, and learns α.
 
-    Each step: w ← w − lr ∇F(w),  v ← v − lr α ∇F(v̄); at the first step of a round
-    α ← clip(α − lr ⟨∇F(v̄), v − w⟩, 0, 1).
-
     alpha: α at first. learn: whether α is learned. Client keeps v (1) and α; sends 1 down, 1 up; two gradients a step.
     Mixes weights, not outputs as the authors' code does.
     """
 
+    formula: ClassVar[str] = (
+        "w ← w − η_l ∇F_B(w),  v ← v − η_l α ∇F_B(v̄),  v̄ = α v + (1 − α) w\n"
+        "once a round, at its first step, α ← clip(α − η_l ⟨∇F_B(v̄), v − w⟩, 0, 1)"
+    )
     alpha: float = 0.5
     learn: bool = True
 

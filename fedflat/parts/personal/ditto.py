@@ -14,13 +14,14 @@ from fedflat.method import Fit, Local, Part, State
 class Ditto(Part):
     """Beside the common model every client trains its own, tied to the common one by a proximal term.
 
-    v ← v − lr (∇F_B(v) + λ (v − w)),  w the model received this round; the common model is trained as without Ditto.
+    w is the model received this round. The common model is trained as without Ditto.
 
     lam: λ; 0 trains alone. epochs: passes over the data for v, `local_epochs` when None.
     Client keeps v (1); sends 1 down, 1 up. Both trajectories see the same minibatches.
     Differs from the authors' code in weighting clients by their samples, as FedAvg does; theirs is weighting="uniform".
     """
 
+    formula: ClassVar[str] = "v ← v − η_l (∇F_B(v) + λ (v − w))"
     everywhere: ClassVar[bool] = True  # its correction is for its own trajectory
     lam: float = 1.0
     epochs: int | None = None

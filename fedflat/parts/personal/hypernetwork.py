@@ -119,9 +119,6 @@ def _network(spans: tuple[Span, ...], clients: int, shape: Shape) -> HyperNetwor
 class Generated(Part):
     """What both hypernetwork methods have in common: the network, what it makes, and how it learns.
 
-    Client i receives θ_i = h(v_i; φ), trains, sends Δ_i. Server: ψ = (φ, v) takes an SGD step along
-    −Σ_i p_i (∂h(v_i; φ)/∂ψ)ᵀ Δ_i, clipped.
-
     embedding: length of v_i, 1 + N/4 when None. hidden: width. depth: hidden layers after the first.
     lr, momentum, decay, clip: of the server's step. local_head: the head is not made but stays with the client (-PC).
     embeddings: how many v_i there are, one a client when None. chunk: size of the pieces in which large models are
@@ -130,6 +127,10 @@ class Generated(Part):
     is the model of the mean embedding, and so is what a new client gets.
     """
 
+    formula: ClassVar[str] = (
+        "client i receives θ_i = h(v_i; φ), trains it and sends Δ_i\n"
+        "server: an SGD step of ψ = (φ, v) with the gradient −Σ_S p_i (∂h(v_i; φ)/∂ψ)ᵀ Δ_i, clipped"
+    )
     splits: ClassVar[bool] = True  # with local_head
     embedding: int | None = None
     hidden: int = 100
@@ -266,6 +267,11 @@ class PLGUGHN(Generated):
     """
 
     name: ClassVar[str] = "plgu_ghn"
+    formula: ClassVar[str] = (
+        "θ = w = h(v_i; φ);  each step: g = ∇F_B(θ),  θ ← θ − η_l g,  w ← w − η_l ∇F_B(w + ε)\n"
+        "ε_l = ρ ξ_l g_l / ‖g‖,  ξ_l ∝ ‖θ_i,l − w_l‖ / d_l^κ with θ_i the client's last θ\n"
+        "server: an SGD step of ψ = (φ, v) with the gradient −Σ_S p_i (∂h(v_i; φ)/∂ψ)ᵀ Δ_i, clipped"
+    )
     uniform: ClassVar[bool] = True
     depth: int = 2
     rho: float = 0.05

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -81,11 +82,15 @@ def _norm(group: Group, difference: Tensor) -> Tensor:
 class LWSAM(LayerWise):
     """Descend along the gradient taken at a bad point nearby, farther away in the layers that are more personal.
 
-    g ← ∇L(w + ε),  ε as in `LayerWise` with θ the client's last local model and w the one received
+    ε is that of `LayerWise`, with θ_i the client's last local model and w the one received.
 
     Client keeps its last local model (1); sends 1 down, 1 up; two gradients a step. Alone this is the gradient rule of
     PLGU with one trajectory; in a client's first round all scores are equal.
     """
+
+    formula: ClassVar[str] = (
+        "ε_l = ρ ξ_l g_l / ‖g‖,  g ← ∇L(w_k + ε)\nξ_l ∝ ‖θ_i,l − w_l‖ / d_l^κ with θ_i the client's last y_i"
+    )
 
     def begin(self, local: Local) -> None:
         """The scores of the round."""

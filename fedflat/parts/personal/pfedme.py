@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -13,15 +14,16 @@ from fedflat.method import Evaluate, Fit, Local, Part, Server, State
 class PFedMe(Part):
     """Descend on each client's Moreau envelope; its minimiser is the client's own model.
 
-    On each minibatch, K times θ ← θ − η_p (∇F_B(θ) + λ (θ − w)), then w ← w − lr λ (w − θ).
-    Server: w ← (1 − β) w + β mean w_i.
-
     lam: λ. steps: K. lr: η_p. beta: β. mu: extra L2 on θ (0.001 is hidden in the authors' optimiser).
     θ starts a round at the model received and goes on from minibatch to minibatch. The experiment's weight decay acts
     on θ; clip and momentum act on w's step. Client keeps θ (1) for evaluation; sends 1 down, 1 up; K gradients a step.
     Differs from published codes in keeping a copy of θ: they keep an alias of the weights that w then overwrites.
     """
 
+    formula: ClassVar[str] = (
+        "each step: K times θ ← θ − η_p (∇F_B(θ) + λ (θ − w_k) + μ θ),  then w_k ← w_k − η_l λ (w_k − θ)\n"
+        "server: w ← w + η_g β Σ_S n_i Δ_i / Σ_S n_i"
+    )
     lam: float = 15.0
     steps: int = 5
     lr: float = 0.09

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 class PLGULF(TwinTrajectories):
     """PLGU with layer freezing: a client's D most personal layers start the round where it left them.
 
-    Scores ξ between θ_i and the model received, w; θ⁰ is θ_i in the D layers of the largest ξ, w elsewhere; then both
-    trajectories of `TwinTrajectories` from θ⁰ and w. θ stays with the client, the change of w is sent.
+    The others start at the model received, w. Both trajectories are those of `TwinTrajectories`; θ stays with the
+    client, the change of w is sent.
 
     layers: D. freeze: do not train those layers of θ this round. The other fields are explained in `LayerWise` and
     `TwinTrajectories`. Client keeps θ_i (1); sends 1 down, 1 up; two gradients a step.
@@ -33,6 +33,11 @@ class PLGULF(TwinTrajectories):
     """
 
     name: ClassVar[str] = "plgu_lf"
+    formula: ClassVar[str] = (
+        "ξ_l ∝ ‖θ_i,l − w_l‖ / d_l^κ;  θ = θ_i in the D layers of the largest ξ, w elsewhere\n"
+        "each step: g = ∇F_B(θ),  θ ← θ − η_l g,  ε_l = ρ ξ_l g_l / ‖g‖,  w_k ← w_k − η_l ∇F_B(w_k + ε)\n"
+        "afterwards θ_i ← θ;  server: w ← w + η_g mean_S Δ_i"
+    )
     uniform: ClassVar[bool] = True
     layers: int = 5
     freeze: bool = False
@@ -88,8 +93,7 @@ def take_buffers(groups: Iterable[Group], model: FlatModel, into: Tensor, source
 class PLGUGRep(LayerWise):
     """PLGU on a common representation: heads stay with the clients, the body takes generalised steps.
 
-    `local_epochs` on the head alone; then on each minibatch of the body φ
-    φ' = φ − lr ∇F_B(φ),  ξ from ‖φ'_l − φᵗ_l‖,  ε from ∇F_B(φ'),  φ ← φ' − lr ∇F_B(φ' + ε).
+    A round is `local_epochs` on the head alone, then two steps of the body φ on each minibatch.
 
     body_epochs: passes for the body. body_steps: minibatches instead (1 is the paper's algorithm to the letter).
     score_source: "step" compares with the body received, φᵗ; "previous" with the body last sent by this client.
@@ -99,6 +103,11 @@ class PLGUGRep(LayerWise):
     """
 
     name: ClassVar[str] = "plgu_grep"
+    formula: ClassVar[str] = (
+        "head: h_i ← h_i − η_l ∇F_B(h_i);  then body: φ' = φ − η_l ∇F_B(φ),  φ ← φ' − η_l ∇F_B(φ' + ε)\n"
+        "ε_l = ρ ξ_l g_l / ‖g‖,  g = ∇F_B(φ'),  ξ_l ∝ ‖φ'_l − φᵗ_l‖ / d_l^κ\n"
+        "server: the mean of the bodies"
+    )
     splits: ClassVar[bool] = True
     uniform: ClassVar[bool] = True
     body_epochs: int = 1

@@ -44,13 +44,15 @@ def head_mask(local: Local, part: Part) -> Tensor:
 class FedRep(Part):
     """Every client has its own head on a common body (Collins et al., 2021).
 
-    A round: E_h epochs on the head alone, then `local_epochs` on the body alone. The body is averaged.
-
     head_epochs: E_h. The head is the last linear layer, or the one that `head` names. Client keeps its head; sends the
     body down, the body up. Each phase has a momentum of its own, so that the frozen part is still bit for bit.
     A new client is adapted by E_h epochs on its head.
     """
 
+    formula: ClassVar[str] = (
+        "E_h epochs h_i ← h_i − η_l ∇F_B(h_i),  then E epochs φ ← φ − η_l ∇F_B(φ)\n"
+        "server: φ ← φ + η_g Σ_S n_i Δφ_i / Σ_S n_i"
+    )
     splits: ClassVar[bool] = True
     head_epochs: int = 10
 
@@ -80,6 +82,9 @@ class FedPer(Part):
     Client keeps these layers; sends the others down, the others up.
     """
 
+    formula: ClassVar[str] = (
+        "(φ, h_i) ← (φ, h_i) − η_l ∇F_B(φ, h_i),  h_i the last layers\nserver: φ ← φ + η_g Σ_S n_i Δφ_i / Σ_S n_i"
+    )
     splits: ClassVar[bool] = True
     layers: int = 1
 
@@ -103,6 +108,9 @@ class LGFedAvg(Part):
     """
 
     name: ClassVar[str] = "lg_fedavg"
+    formula: ClassVar[str] = (
+        "(φ_i, h) ← (φ_i, h) − η_l ∇F_B(φ_i, h),  h the head\nserver: h ← h + η_g Σ_S n_i Δh_i / Σ_S n_i"
+    )
     splits: ClassVar[bool] = True
 
     def private(self, model: FlatModel) -> Iterable[str]:
@@ -119,6 +127,10 @@ class FedBABU(Part):
     Client keeps nothing but the common head; sends the body down, the body up.
     """
 
+    formula: ClassVar[str] = (
+        "φ ← φ − η_l ∇F_B(φ, h₀),  h₀ the initial head;  server: φ ← φ + η_g Σ_S n_i Δφ_i / Σ_S n_i\n"
+        "at evaluation τ epochs (φ, h) ← (φ, h) − η_l ∇F_B(φ, h) from (φ, h₀)"
+    )
     adapts: ClassVar[bool] = True
     epochs: int = 1
     tune: str = "full"
@@ -149,6 +161,7 @@ class LocalOnly(Part):
     """
 
     name: ClassVar[str] = "local_only"
+    formula: ClassVar[str] = "θ_i ← θ_i − η_l ∇F_B(θ_i),  nothing is averaged"
     splits: ClassVar[bool] = True
 
     def private(self, model: FlatModel) -> Iterable[str]:
@@ -163,6 +176,7 @@ class FineTune(Part):
     epochs: τ, local epochs of that fit. Keeps nothing; sends 1 down, 1 up.
     """
 
+    formula: ClassVar[str] = "at evaluation τ epochs θ ← θ − η_l ∇F_B(θ) from θ = w"
     adapts: ClassVar[bool] = True
     epochs: int = 1
 
