@@ -2,20 +2,42 @@
 
 from __future__ import annotations
 
+import importlib
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from fedflat.errors import InputError
 
 
+def needed(module: str, name: str, extra: str) -> Any:
+    """Import a module that comes with an extra of fedflat. name: what to call it if it is not there."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise InputError(f"{name} is not installed: pip install 'fedflat[{extra}]'") from None
+
+
 def blank_figure(width: float, height: float) -> Any:
-    """An empty matplotlib figure of this size in inches; pyplot and its global state are left alone."""
+    """An empty matplotlib figure of this size in inches; pyplot and its global state are left alone.
+
+    A notebook shows it all the same.
+    """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
         raise InputError("a picture needs matplotlib: pip install 'fedflat[report]'") from None
-    figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
+
+    class Picture(Figure):
+        """A figure that notebooks can show without pyplot."""
+
+        def _repr_png_(self) -> bytes:
+            file = BytesIO()
+            self.savefig(file, format="png")
+            return file.getvalue()
+
+    figure = Picture(figsize=(width, height), layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     return figure
 

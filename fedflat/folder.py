@@ -68,19 +68,20 @@ class RunFolder:
             self._lock.close()
             self._lock = None
 
-    def create(self, experiment: Experiment, environment: dict[str, Any]) -> None:
+    def create(self, experiment: Experiment, environment: dict[str, Any], partition: dict[str, Any]) -> None:
         """Start a new run here; a folder with other things in it is refused."""
-        ours = "environment.json"  # all there is if the process was killed in between
-        others = [p.name for p in self.path.iterdir() if not p.name.startswith(".") and p.name != ours]
+        ours = ("environment.json", "partition.json")  # all there is if the process was killed in between
+        others = [p.name for p in self.path.iterdir() if not p.name.startswith(".") and p.name not in ours]
         if others:
             raise CheckpointError(
                 f"{self.path} is not a run folder and not empty (it has {others[0]!r}); choose another"
             )
-        self.record(experiment, environment)
+        self.record(experiment, environment, partition)
 
-    def record(self, experiment: Experiment, environment: dict[str, Any]) -> None:
-        """Write down what is run, and on what."""
+    def record(self, experiment: Experiment, environment: dict[str, Any], partition: dict[str, Any]) -> None:
+        """Write down what is run, and on what. partition: who holds what, see `partition_record`; {} if unknown."""
         write_atomically(self.path / "environment.json", _json(environment))
+        write_atomically(self.path / "partition.json", (json.dumps(partition) + "\n").encode())
         own = environment.get("inputs", {}).get("custom_model", False)
         note = "# The model was the user's own; data may have been, too: see environment.json.\n" if own else ""
         write_atomically(self.path / "experiment.toml", (note + experiment.to_toml()).encode())

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from torch import Tensor, nn
 
 from fedflat.assembly import assemble
@@ -14,12 +15,15 @@ from fedflat.data import Federation
 from fedflat.errors import CheckpointError, InputError, UnknownNameError
 from fedflat.examine import MODELS, personal_weights
 from fedflat.fairness import Fairness
-from fedflat.folder import Checkpoint, RunFolder
+from fedflat.folder import TABLES, Checkpoint, RunFolder
 from fedflat.method import Server, State, copied
 from fedflat.private import Private
 from fedflat.server import Row, evaluated_buffers, evaluated_weights, fresh_server
 from fedflat.statistics import use_batch
 from fedflat.store import ClientStore, flatten, nest
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 class Run:
@@ -27,6 +31,8 @@ class Run:
 
     experiment: what was run. metrics: one dict a round. out: its folder, if it has one.
     server_weights: the vector that would be sent next. weights: the vector that is evaluated.
+    stopped: why a callback ended the run before its last round; empty otherwise.
+    last_clients, last_evaluations: the rows of `clients` and `evaluations` that the newest round of this process added.
     """
 
     def __init__(self, task: Task, server: Server, store: ClientStore, folder: RunFolder | None) -> None:
@@ -35,13 +41,25 @@ class Run:
         self.metrics: list[Row] = []
         self._clients: list[Row] = []
         self._evaluations: list[Row] = []
+        self.last_clients: list[Row] = []
+        self.last_evaluations: list[Row] = []
         self.best: dict[str, Any] = {"round": 0, "accuracy": -1.0}
+        self.stopped, self._failure = "", ""
         self._inputs: dict[str, Any] = {}
 
     @property
     def out(self) -> Path | None:
         """The run folder."""
         return self._folder.path if self._folder else None
+
+    @property
+    def status(self) -> str:
+        """How far it came: "finished", "stopped" by a callback, "interrupted", "failed", or "unfinished"."""
+        if self._failure:
+            return self._failure
+        if self._server.round == self.experiment.rounds:
+            return "finished"
+        return "stopped" if self.stopped else "unfinished"
 
     @property
     def clients(self) -> list[Row]:
@@ -74,6 +92,39 @@ class Run:
         if rows and name not in kinds:
             raise InputError(f"these clients have no {model} model to judge; they have: {', '.join(kinds)}")
         return Fairness.of(row[name] for row in rows if row[name] is not None)
+
+    def table(self, name: str = "metrics") -> dict[str, np.ndarray]:
+        """ "metrics", "clients" or "evaluations" as arrays, one a column; nan where a row has no number."""
+        from fedflat.report.notebook import columns
+
+        if name not in TABLES:
+            raise UnknownNameError("table", name, TABLES)
+        return columns(getattr(self, name))
+
+    def curve(self, metric: str = "accuracy") -> tuple[np.ndarray, np.ndarray]:
+        """Rounds and values of a metric where it was measured, as in `plt.plot(*run.curve("loss"))`."""
+        from fedflat.report.records import check_metric, record_of
+
+        record = record_of(self)
+        check_metric(metric, [record])
+        rounds, values = zip(*record.points(metric), strict=True) if record.points(metric) else ((), ())
+        return np.array(rounds, dtype=int), np.array(values, dtype=float)
+
+    def plot(self, path: str | Path | None = None) -> Figure:
+        """Accuracy and loss over the rounds, drawn with matplotlib; path: a file to write them to as well."""
+        from fedflat.extras import save_figure
+        from fedflat.report.figures import curves_figure
+
+        figure = curves_figure([self])
+        if path is not None:
+            save_figure(figure, path)
+        return figure
+
+    def report(self, path: str | Path = "report.html") -> Path:
+        """Write all there is to see of the run to one HTML file; see `fedflat report`. Returns its path."""
+        from fedflat.report.html import report
+
+        return report([self], path)
 
     @property
     def server_weights(self) -> Tensor:
@@ -113,7 +164,7 @@ class Run:
             raise InputError(
                 f"the method {str(task.method)!r} fits its models at evaluation and keeps no personal model"
             )
-        states, model = self._store.get(client), task.model
+        states, model = copied(self._store.get(client)), task.model
         generated = task.method.filling("generate")
         theta = generated[0].generate(server, client) if generated else self.weights
         job = Job(server.round, client, server.lr, 0.0, theta, *evaluated_buffers(server), states=states)
@@ -134,6 +185,12 @@ class Run:
         done = f"{len(self.metrics)} of {self.experiment.rounds} rounds"
         last = self.metrics[-1]["accuracy"] if self.metrics else None
         return f"<Run {self.experiment.method!r}: {done}" + (f", accuracy {last:.4f}>" if last is not None else ">")
+
+    def _repr_html_(self) -> str:
+        from fedflat.report.notebook import summary
+        from fedflat.report.records import record_of
+
+        return summary(record_of(self))
 
 
 def load_run(path: str | Path, model: nn.Module | None = None) -> Run:
@@ -176,6 +233,7 @@ def restore(result: Run, checkpoint: Checkpoint, *, prune: bool = False) -> None
     server.states = nest({key.removeprefix("state/"): t for key, t in tensors.items()})
     server.round = checkpoint.plain["round"]
     result.best, result._inputs = checkpoint.plain["best"], checkpoint.plain["inputs"]
+    result.stopped = checkpoint.plain.get("stopped", "")
     result._store.restore(checkpoint.versions, prune=prune)
     assert result._folder is not None
     result.metrics = result._folder.rows("metrics", server.round)
@@ -188,6 +246,7 @@ def save(result: Run) -> None:
     """Write a checkpoint and the evaluated model."""
     folder, server = result._folder, result._server
     if folder is None:
+        result._store.secure()
         return
     versions = result._store.flush()
     tensors = {
@@ -196,7 +255,7 @@ def save(result: Run) -> None:
         "server/counters": server.counters,
     }
     tensors |= {f"state/{key}": t for key, t in flatten(server.states).items()}
-    plain = {"round": server.round, "best": result.best, "inputs": result._inputs}
+    plain = {"round": server.round, "best": result.best, "stopped": result.stopped, "inputs": result._inputs}
     folder.save_checkpoint(Checkpoint(tensors, plain, versions))
     result._store.settle()
     folder.save_weights("model", result.model.state_dict(), {"round": str(server.round)})

@@ -7,6 +7,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ from torch import nn
 from fedflat import streams
 from fedflat.assembly import describe_inputs, make_task
 from fedflat.backends import Backend, make_backend
-from fedflat.callbacks import Callback
+from fedflat.callbacks import Callback, Stop
 from fedflat.client import Criterion, Task
 from fedflat.data import Federation
-from fedflat.errors import CheckpointError, FedflatError, InputError, InterruptedRunError
+from fedflat.data.picture import partition_record
+from fedflat.errors import CheckpointError, InputError, InterruptedRunError
 from fedflat.experiment import Experiment
 from fedflat.folder import RunFolder, describe_environment
 from fedflat.participation import Participants, checked
@@ -47,6 +49,8 @@ def run(
     state_memory: int = MEMORY,
     watch: Sequence[str] = (),
     watch_every: int = 1,
+    ray_address: str | None = None,
+    engine: Callable[[Task], Backend] | None = None,
 ) -> Run:
     """Run an experiment, or go on with it where its folder left off.
 
@@ -58,8 +62,12 @@ def run(
     callbacks: see `Callback`. state_memory: bytes of client state to hold in memory before it goes to disk.
     watch: what else to record, in every round that `watch_every` divides: "drift", "gsnr", "client_curvature",
         "feature_norms", "interference". It changes no result.
+    ray_address: with backend="ray", "host:port" of a cluster that this machine belongs to, "auto" to find it, "local"
+        to start one for this run; None is $RAY_ADDRESS, else "local".
+    engine: makes the back end that the clients are run on, instead of the one that `Experiment.backend` names.
     """
-    with _single_thread(), streams.isolated(experiment.seed, "run"):
+    _check_callbacks(callbacks)
+    with single_thread(), streams.isolated(experiment.seed, "run"):
         task = make_task(
             experiment,
             federation=federation,
@@ -68,6 +76,7 @@ def run(
             root=root,
             watch=watch,
             watch_every=watch_every,
+            sampled=participants is None,
         )
         choose = _chooser(task, participants)
         folder = RunFolder(out) if out is not None else None
@@ -76,11 +85,18 @@ def run(
             result = _open(task, folder, inputs, memory=state_memory)
             if result._server.round < experiment.rounds:
                 shown = sys.stderr.isatty() if progress is None else progress
-                _go_on(result, choose, [*callbacks, *(_display() if shown else [])])
+                hired = engine or partial(make_backend, ray_address=ray_address)
+                _go_on(result, choose, [*callbacks, *(_display() if shown else [])], hired)
         finally:
             if folder:
                 folder.unlock()
     return result
+
+
+def _check_callbacks(callbacks: Sequence[Callback]) -> None:
+    for callback in callbacks:
+        if not isinstance(callback, Callback):
+            raise InputError(f"callbacks= takes a list of objects such as fedflat.EarlyStopping(), not {callback!r}")
 
 
 def _display() -> list[Callback]:
@@ -106,12 +122,12 @@ def _open(task: Task, folder: RunFolder | None, inputs: dict[str, Any], memory: 
     result = Run(task, server, ClientStore(folder.path / "clients", memory), folder)
     result._inputs = inputs
     if not folder.exists():
-        folder.create(task.experiment, describe_environment() | {"inputs": result._inputs})
+        folder.create(task.experiment, *_origin(task, inputs))
         return result
     checkpoint = folder.load_checkpoint()
     differences = task.experiment.differences(folder.experiment())
     if differences and checkpoint is None and not folder.rows("metrics", 1):
-        folder.record(task.experiment, describe_environment() | {"inputs": inputs})  # nothing was ever run here
+        folder.record(task.experiment, *_origin(task, inputs))  # nothing was ever run here
     elif differences:
         raise CheckpointError(
             f"{folder.path} holds another experiment ({'; '.join(differences)}); choose another folder"
@@ -129,37 +145,60 @@ def _open(task: Task, folder: RunFolder | None, inputs: dict[str, Any], memory: 
     return result
 
 
-def _go_on(result: Run, choose: Callable[[int], list[int]], callbacks: Sequence[Callback]) -> None:
+def _origin(task: Task, inputs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a run is made on and of: versions and inputs, and who holds what."""
+    return describe_environment() | {"inputs": inputs}, partition_record(task.federation)
+
+
+def _go_on(
+    result: Run, choose: Callable[[int], list[int]], callbacks: Sequence[Callback], engine: Callable[[Task], Backend]
+) -> None:
     task = result._task
-    backend: Backend = make_backend(task)
-    loop = RoundLoop(task, result._server, backend, result._store, choose)
-    saved, stop = time.monotonic(), False
-    started: list[Callback] = []
-    try:
-        for callback in callbacks:
-            callback.start(result)
-            started.append(callback)
-        with interruptible() as loop.safe:
-            while result._server.round < task.experiment.rounds and not stop:
-                metrics = loop.run_round()
-                _record(result, metrics, loop.rows, loop.examined)
-                wishes = [callback.round(result, metrics) for callback in callbacks]
-                stop = any(wishes)
-                if time.monotonic() - saved > CHECKPOINT_SECONDS:
-                    save(result)
-                    saved = time.monotonic()
-        save(result)
-    except KeyboardInterrupt:
-        _save_whole(result)
-        where = f"; run the same command again to go on from {result.out}" if result.out else ""
-        raise InterruptedRunError(f"interrupted after round {result._server.round}{where}") from None
-    except FedflatError:
-        _save_whole(result)
-        raise
-    finally:
-        backend.close()
-        for callback in started:
-            callback.end(result)
+    with contextlib.ExitStack() as endings:
+        backend = engine(task)  # before a callback starts threads, which no fork survives
+        endings.callback(backend.close)
+        loop = RoundLoop(task, result._server, backend, result._store, choose)
+        try:
+            _start(result, callbacks, endings)
+            with interruptible() as loop.safe:
+                _rounds(result, loop, callbacks)
+            save(result)
+        except KeyboardInterrupt:
+            result._failure = "interrupted"
+            _save_whole(result)
+            where = f"; run the same command again to go on from {result.out}" if result.out else ""
+            raise InterruptedRunError(f"interrupted after round {result._server.round}{where}") from None
+        except Exception:
+            result._failure = "failed"
+            _save_whole(result)
+            raise
+
+
+def _start(result: Run, callbacks: Sequence[Callback], endings: contextlib.ExitStack) -> None:
+    answers: list[Stop] = []
+    for callback in callbacks:
+        answers.append(callback.start(result))
+        endings.callback(callback.end, result)
+    result.stopped = _why(callbacks, answers)
+
+
+def _rounds(result: Run, loop: RoundLoop, callbacks: Sequence[Callback]) -> None:
+    saved = time.monotonic()
+    while result._server.round < result.experiment.rounds and not result.stopped:
+        metrics = loop.run_round()
+        _record(result, metrics, loop.rows, loop.examined)
+        result.stopped = _why(callbacks, [callback.round(result, metrics) for callback in callbacks])
+        if time.monotonic() - saved > CHECKPOINT_SECONDS:
+            save(result)
+            saved = time.monotonic()
+
+
+def _why(callbacks: Sequence[Callback], answers: Sequence[Stop]) -> str:
+    """Why to stop here, in the words of the first callback that wants to; empty where none does."""
+    for callback, answer in zip(callbacks, answers, strict=True):
+        if answer:
+            return answer if isinstance(answer, str) else f"{type(callback).__name__} asked for it"
+    return ""
 
 
 def _save_whole(result: Run) -> None:
@@ -169,23 +208,24 @@ def _save_whole(result: Run) -> None:
 
 
 def _record(result: Run, metrics: Row, rows: list[Row], examined: list[Row]) -> None:
-    result.metrics.append(metrics)
+    result.last_clients, result.last_evaluations = rows, examined
     better = metrics["accuracy"] is not None and metrics["accuracy"] > result.best["accuracy"]
     if better:
         result.best = {"round": metrics["round"], "accuracy": metrics["accuracy"]}
     if result._folder is None:
         result._clients += rows
         result._evaluations += examined
-        return
-    result._folder.append("metrics", [metrics])
-    result._folder.append("clients", rows)
-    result._folder.append("evaluations", examined)
-    if better:
-        result._folder.save_weights("best", result.model.state_dict(), {"round": str(metrics["round"])})
+    else:
+        result._folder.append("metrics", [metrics])
+        result._folder.append("clients", rows)
+        result._folder.append("evaluations", examined)
+        if better:
+            result._folder.save_weights("best", result.model.state_dict(), {"round": str(metrics["round"])})
+    result.metrics.append(metrics)  # last: a round that is in here is recorded whole and may be saved
 
 
 @contextlib.contextmanager
-def _single_thread() -> Iterator[None]:
+def single_thread() -> Iterator[None]:
     """Sums of many numbers depend on how many threads share them; one everywhere gives one result everywhere."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -131,7 +131,7 @@ def start_python(script: str, *arguments: str | Path, **options: Any) -> subproc
 def run_python(script: str, *arguments: str | Path) -> str:
     """What `script` prints; its errors are the test's errors."""
     process = start_python(script, *arguments)
-    out, error = process.communicate(timeout=120)
+    out, error = process.communicate(timeout=300)
     assert process.returncode == 0, error
     return out
 

@@ -59,8 +59,8 @@ def test_the_folder_holds_what_it_should_in_open_formats(tmp_path: Path) -> None
     run = start(tmp_path / "run")
     names = {name.split("/")[0] for name in snapshot(tmp_path / "run")}
     assert names == {
-        *("experiment.toml", "environment.json", "metrics.jsonl", "clients.jsonl", "model.safetensors"),
-        *("best.safetensors", "checkpoint.json", "checkpoint-000004.safetensors", "clients"),
+        *("experiment.toml", "environment.json", "partition.json", "metrics.jsonl", "clients.jsonl"),
+        *("model.safetensors", "best.safetensors", "checkpoint.json", "checkpoint-000004.safetensors", "clients"),
     }
     assert Experiment.from_toml(tmp_path / "run/experiment.toml") == EXP
     environment = strict((tmp_path / "run/environment.json").read_text())
@@ -336,12 +336,19 @@ def test_real_data_are_learned_in_a_few_rounds() -> None:
     assert run.metrics[-1]["train_loss"] < run.metrics[0]["train_loss"]
 
 
-MODULES = [m.name for m in pkgutil.walk_packages(fedflat.__path__, "fedflat.") if not m.name.endswith("__main__")]
+WALK = pkgutil.walk_packages(fedflat.__path__, "fedflat.", onerror=lambda name: None)  # an extra may be missing
+MODULES = [module.name for module in WALK if not module.name.endswith("__main__")]
 
 
 @pytest.mark.parametrize("name", MODULES)
 def test_the_examples_in_the_documentation_are_true(name: str) -> None:
-    assert doctest.testmod(importlib.import_module(name)).failed == 0
+    try:
+        module = importlib.import_module(name)
+    except (ModuleNotFoundError, InputError) as error:
+        if "fedflat." in str(error):
+            raise
+        pytest.skip(str(error))
+    assert doctest.testmod(module).failed == 0
 
 
 def test_importing_the_package_imports_no_torch() -> None:

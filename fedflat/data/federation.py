@@ -153,8 +153,9 @@ class Federation:
             log.warning(
                 "no test samples fall to %d of %d clients (%s): no figure counts them", len(empty), len(self), some
             )
-        for client in range(len(tests) if isinstance(tests, (list, tuple)) else 0):
-            if tests[client] is not None and self.client_test(client) is None:
+        given = tests if isinstance(tests, (list, tuple)) else ()
+        for client, test in enumerate(given):
+            if test is not None and self.client_test(client) is None:
                 raise InputError(f"the test set of client {client} is empty; give None for a client that has none")
 
     def fingerprint(self) -> str:

@@ -7,10 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from fedflat.data.federation import IGNORED, Federation
+from fedflat.data.samples import Samples, TensorSamples
 from fedflat.errors import InputError
 from fedflat.extras import blank_figure, save_figure
 
 MOST = 120  # clients that can still be told apart in one picture
+KEPT, CLASSES = 200, 1000  # clients of which a run folder tells what they hold, and classes at most
 INK, QUIET, GRID = "#1f2933", "#6b7785", "#e8ebef"
 
 
@@ -23,7 +26,7 @@ def partition_figure(counts: np.ndarray, path: str | Path, title: str = "") -> P
     counts = np.asarray(counts)
     if counts.ndim != 2 or counts.size == 0:
         raise InputError(f"a class-count matrix has two axes, clients and classes; this one is {counts.shape}")
-    shown = np.unique(np.linspace(0, len(counts) - 1, min(len(counts), MOST)).round().astype(int))
+    shown = _spread(len(counts), MOST)
     part = counts[shown]
     width = float(np.clip(2.5 + 0.105 * len(shown), 6.0, 15.0))
     height = float(np.clip(2.6 + 0.27 * part.shape[1], 4.0, 12.0))
@@ -35,6 +38,39 @@ def partition_figure(counts: np.ndarray, path: str | Path, title: str = "") -> P
     _bars(figure.add_subplot(grid[1, 1], sharey=middle), counts.sum(axis=0), upright=False)
     figure.suptitle(_title(counts, shown, title), fontsize=11, color=INK, x=0.01, ha="left")
     return save_figure(figure, path)
+
+
+def _spread(count: int, most: int) -> np.ndarray:
+    """All of so many clients, or as many as there may be, evenly spaced."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int))
+
+
+def partition_record(federation: Federation) -> dict[str, Any]:
+    """Who holds what, for a run folder: {"clients": N, "shown": [client, …], "counts": [[samples a class], …]}.
+
+    Of more than 200 clients, evenly spaced ones are counted. Empty where targets are no classes, or where they lie in
+    a dataset that would have to be read for them.
+    """
+    shown = _spread(len(federation), KEPT).tolist()
+    labels = [_classes(federation.samples(client)) for client in shown]
+    known = [held for held in labels if held is not None]
+    if len(known) < len(shown):
+        return {}
+    classes = 1 + max(int(held.max(initial=-1)) for held in known)
+    return {
+        "clients": len(federation),
+        "shown": shown,
+        "counts": [np.bincount(held, minlength=classes).tolist() for held in known],
+    }
+
+
+def _classes(samples: Samples) -> np.ndarray | None:
+    """The labels of tensors whose targets are classes."""
+    if not isinstance(samples, TensorSamples) or samples.labels.is_floating_point():
+        return None
+    labels = samples.labels.reshape(-1).numpy().astype(np.int64)
+    labels = labels[labels != IGNORED]
+    return labels if ((labels >= 0) & (labels < CLASSES)).all() else None
 
 
 def _title(counts: np.ndarray, shown: np.ndarray, title: str) -> str:
