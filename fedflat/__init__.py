@@ -10,18 +10,23 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedflat import analysis
-    from fedflat.callbacks import Callback
+    from fedflat.callbacks import Callback, EarlyStopping, TargetStopping
     from fedflat.data import Federation, load_federation
     from fedflat.errors import FedflatError, InputError, RunError
     from fedflat.experiment import Experiment
     from fedflat.flat import FlatModel
     from fedflat.method import Local, Method, Part, Server
     from fedflat.parts import register
+    from fedflat.presets import preset
+    from fedflat.report.compare import compare
+    from fedflat.report.comparison import Comparison
     from fedflat.result import Run, load_run
     from fedflat.runner import run
 
 _HOMES = {
     "Callback": "callbacks",
+    "Comparison": "report.comparison",
+    "EarlyStopping": "callbacks",
     "Experiment": "experiment",
     "Federation": "data",
     "FedflatError": "errors",
@@ -33,13 +38,18 @@ _HOMES = {
     "Run": "result",
     "RunError": "errors",
     "Server": "method",
+    "TargetStopping": "callbacks",
+    "compare": "report.compare",
     "load_federation": "data",
     "load_run": "result",
+    "preset": "presets",
     "register": "parts",
     "run": "runner",
 }
 __all__ = [
     "Callback",
+    "Comparison",
+    "EarlyStopping",
     "Experiment",
     "Federation",
     "FedflatError",
@@ -51,9 +61,12 @@ __all__ = [
     "Run",
     "RunError",
     "Server",
+    "TargetStopping",
     "analysis",
+    "compare",
     "load_federation",
     "load_run",
+    "preset",
     "register",
     "run",
 ]

@@ -63,11 +63,14 @@ def split(text: str) -> list[str]:
     >>> split("fedavg, gradaug(n=1, width=0.5)+sam")
     ['fedavg', 'gradaug(n=1, width=0.5)+sam']
     """
-    try:
-        tree = ast.parse(f"[{text}]", mode="eval").body
-    except (SyntaxError, ValueError):
-        raise InputError(f"cannot read {text!r}: expected name(field=value), name") from None
-    return [ast.get_source_segment(f"[{text}]", member) or "" for member in getattr(tree, "elts", [])]
+    words, depth = [""], 0
+    for sign in text:
+        depth += (sign in "([") - (sign in ")]")
+        if sign == "," and depth == 0:
+            words.append("")
+        else:
+            words[-1] += sign
+    return [word.strip() for word in words if word.strip()]
 
 
 def fits(value: Any, hint: Any) -> bool:

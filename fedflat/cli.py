@@ -1,4 +1,4 @@
-"""The command line: `fedflat run`, `list`, `data`, `cost`, `analyze`, `show`. Heavy things are imported when needed.
+"""The command line: `fedflat` and one of `COMMANDS`. Heavy things are imported when needed.
 
 A command is a module of `fedflat.commands` with `configure(parser)` and `execute(arguments) -> exit status`.
 """
@@ -26,21 +26,33 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "run": Command("run", "run an experiment, or go on with one that was interrupted"),
+    "presets": Command("presets", "the papers' set-ups, for `fedflat run --preset`"),
+    "reproduce": Command("reproduce", "run the cells of a paper's table, and print ours beside the paper's"),
+    "sweep": Command("sweep", "search for good values of fields and methods (extra: sweep)"),
+    "deploy": Command("deploy", "write a Flower project that trains across machines (extra: flower)"),
     "list": Command("listing", "list the methods, models, data sets or partitions there are"),
     "data": Command("data", "locate, fetch and look at data sets and how they are divided"),
     "cost": Command("cost", "what methods cost a client: operations, stored parameters, memory, time"),
     "analyze": Command("analyze", "look at finished runs: curvature, landscapes, robustness, calibration"),
     "show": Command("show", "table and curves of runs, finished or not, in the terminal"),
+    "report": Command("report", "one HTML file about runs: results, flatness, clients, cost; refreshed while they go on"),
+    "compare": Command("compare", "runs beside each other: spread over seeds, significance, rounds to targets, cost"),
 }
 EXAMPLES = """\
 examples:
   fedflat run --data digits --model mlp --clients 20 --rounds 50
-  fedflat run experiment.toml --seed 1
+  fedflat run experiment.toml --seed 0..2 --method "fedavg,fedavg+asam"
+  fedflat run --preset s003_c10 --method fedavg+asam --rounds 300
+  fedflat reproduce 004/table1 --scale small
+  fedflat sweep --data digits --model mlp --search "lr=log(0.01,1)" --trials 20
+  fedflat deploy init federation --preset s003_c10 --clients 10
   fedflat list methods
   fedflat data cifar10 --fetch
   fedflat cost --model resnet56 --methods fedavg,moon,fedalign
   fedflat analyze runs/* --what curvature,landscape
   fedflat show runs/*
+  fedflat report runs/* --open
+  fedflat compare runs/* --target 0.5,0.6 --markdown
 
 `fedflat COMMAND --help` explains a command. Exit status: 0, 1 (the run failed), 2 (bad input), 130 (interrupted)."""
 
@@ -84,7 +96,7 @@ def _dispatch(words: list[str]) -> int:
 
 
 def _top_parser() -> Parser:
-    commands = "\n".join(f"  {name:8} {command.about}" for name, command in COMMANDS.items())
+    commands = "\n".join(f"  {name:9} {command.about}" for name, command in COMMANDS.items())
     about = "Federated learning that generalises: every method a sum of small parts.\n\ncommands:\n" + commands
     parser = Parser(prog="fedflat", usage="fedflat COMMAND …", description=about, epilog=EXAMPLES)
     parser.add_argument("--version", action="store_true", help="show the version and exit")

@@ -96,9 +96,9 @@ def fetch_shown(name: str, root: str | None) -> None:
 
 
 def _show(out: Any, arguments: argparse.Namespace) -> None:
-    from fedflat.commands.run import slug
     from fedflat.data import load_federation
     from fedflat.data.picture import partition_figure
+    from fedflat.naming import slug
     from fedflat.report.terminal import counts_map, counts_table
 
     partition, clients, seed = (coerce(name, getattr(arguments, name)) for name in DIVISION)

@@ -1,25 +1,29 @@
-"""Run an experiment. Its fields come from a TOML file, from options, or both; an option wins.
+"""Run experiments. Their fields come from a preset, a TOML file and options; options win, then the file.
 
-Running the same command again goes on where the last one stopped.
+An option with several values, such as --lr 0.01,0.1 or --seed 0..2, makes a grid, run one after another in folders of
+their own. Running the same command again goes on where the last one stopped.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
-import json
-import re
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import Field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedflat.commands.callbacks import add_callbacks, callbacks_of, track_finished
 from fedflat.commands.parser import Parser
-from fedflat.experiment import Experiment, check_names, coerce, field_type, read_toml
+from fedflat.experiment import Experiment, check_names, field_type, read_toml
+from fedflat.grid import combinations
+from fedflat.naming import default_out
 
 if TYPE_CHECKING:
+    from fedflat.callbacks import Callback
     from fedflat.report.progress import Watcher
     from fedflat.result import Run
+    from fedflat.series import Member
 
 GROUPS = {  # by the field that opens the group
     "data": "data and clients",
@@ -30,19 +34,28 @@ GROUPS = {  # by the field that opens the group
     "dtype": "numbers and machine",
 }
 METAVARS: dict[type, str] = {int: "N", float: "X", bool: "BOOL", str: "TEXT"}
+RAY = "of --backend ray: a cluster's address, 'auto' or 'local'; else $RAY_ADDRESS or a cluster of this run's own"
 WATCH = "what else to record: drift, gsnr, client_curvature, feature_norms, interference, with commas between them"
-IRRELEVANT = ("workers", "backend")  # fields that do not change the result
 
 
 def configure(parser: Parser) -> None:
     """Add a positional file, the options of the command and one option for every field of `Experiment`."""
-    parser.unknown, parser.usage = "field", "fedflat run [FILE.toml] [--field value …]"
-    parser.add_argument("file", nargs="?", metavar="FILE.toml", help="fields of the experiment")
-    parser.add_argument("--out", metavar="DIR", help="run folder; named after the experiment, under runs/, by default")
-    parser.add_argument("--data-root", metavar="DIR", help="where data sets lie; else $FEDFLAT_DATA or a cache folder")
+    parser.usage = "fedflat run [FILE.toml] [--preset NAME] [--field value[,value …] …]"
     parser.add_argument("--watch", metavar="LIST", default="", help=WATCH)
     parser.add_argument("--watch-every", metavar="N", type=int, default=1, help="rounds between looks [1]")
+    parser.add_argument("--ray-address", metavar="HOST:PORT", help=RAY)
+    add_callbacks(parser)
     parser.add_argument("--quiet", action="store_true", help="no progress and no table; print the run folder only")
+    add_experiment(parser, "run folder, of a grid the folder of its runs; under runs/ by default")
+
+
+def add_experiment(parser: Parser, out: str) -> None:
+    """Add what describes experiments: a file, a preset, the fields, and folders. out: what --out is for."""
+    parser.unknown = "field"
+    parser.add_argument("file", nargs="?", metavar="FILE.toml", help="fields of the experiment")
+    parser.add_argument("--preset", metavar="NAME", help="a set-up of a paper; see `fedflat presets`")
+    parser.add_argument("--out", metavar="DIR", help=out)
+    parser.add_argument("--data-root", metavar="DIR", help="where data sets lie; else $FEDFLAT_DATA or a cache folder")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     group: Any = parser
     for spec in fields(Experiment):
@@ -60,56 +73,91 @@ def _add_field(parser: Parser, group: Any, spec: Field[Any]) -> None:
         parser.switches.add(option)
 
 
-def experiment_of(arguments: argparse.Namespace) -> Experiment:
-    """The experiment that a file and options describe together; options win."""
+def experiments_of(arguments: argparse.Namespace) -> list[Experiment]:
+    """The experiments that a preset, a file and options describe together; options win, then the file."""
     values = read_toml(arguments.file) if arguments.file else {}
     check_names(values)
     given = {name: value for name, value in vars(arguments).items() if name in Experiment.__dataclass_fields__}
-    return Experiment.from_dict(values | {name: coerce(name, value) for name, value in given.items()})
+    make: Callable[..., Experiment] = Experiment
+    if arguments.preset:
+        from fedflat.presets import load_preset
 
-
-def default_out(experiment: Experiment) -> Path:
-    """A readable folder under `runs/` that belongs to this experiment alone.
-
-    It ends in a hash of the fields that differ from their defaults; those that cannot change a result are left out.
-    """
-    changed = {
-        spec.name: getattr(experiment, spec.name)
-        for spec in fields(experiment)
-        if spec.name not in IRRELEVANT and getattr(experiment, spec.name) != spec.default
-    }
-    digest = hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:6]
-    return Path("runs") / f"{slug(experiment.method)}-{slug(experiment.data)}-s{experiment.seed}-{digest}"
-
-
-def slug(text: str) -> str:
-    """Text as part of a file name: `"feddc(alpha=0.01)+man"` becomes `"feddc-alpha0.01-man"`."""
-    return re.sub(r"[^\w.]+", "-", text.replace("=", "")).strip("-.")[:48]
+        make = load_preset(arguments.preset).make
+    return [make(**values | point) for point in combinations(given)]
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Run it, show how it goes, and what came out."""
-    experiment = experiment_of(arguments)
-    out = Path(arguments.out) if arguments.out else default_out(experiment)
+    """Run what the arguments describe, show how it goes, and what came out."""
+    experiments = experiments_of(arguments)
+    callbacks = callbacks_of(arguments)
+    prepare(experiments, arguments.data_root)
+    options: dict[str, Any] = {"root": arguments.data_root, "watch_every": arguments.watch_every}
+    options["ray_address"] = arguments.ray_address
+    options["watch"] = [name.strip() for name in arguments.watch.split(",") if name.strip()]
+    if len(experiments) == 1:
+        return _run_one(experiments[0], arguments, options, callbacks)
+    from fedflat.series import run_all, series
+
+    options |= {"progress": not arguments.quiet, "callbacks": lambda: callbacks_of(arguments)}
+    members = run_all(series(experiments, arguments.out or "runs"), **options)
+    if arguments.quiet:
+        sys.stdout.write("".join(f"{member.folder}\n" for member in members))
+    else:
+        _show_all(members)
+    return report_failures(members)
+
+
+def prepare(experiments: Sequence[Experiment], root: str | None) -> None:
+    """Tell a wrong name at once, and fetch the data that are not there yet."""
     from fedflat.assembly import check_spelling
     from fedflat.calls import parse
     from fedflat.commands.data import fetch_shown
+
+    for experiment in experiments:
+        check_spelling(experiment)
+    for name in dict.fromkeys(parse(experiment.data).name for experiment in experiments):
+        fetch_shown(name, root)
+
+
+def _run_one(
+    experiment: Experiment, arguments: argparse.Namespace, options: dict[str, Any], callbacks: Sequence[Callback]
+) -> int:
     from fedflat.runner import run
 
-    check_spelling(experiment)
-    fetch_shown(parse(experiment.data).name, arguments.data_root)
-    options: dict[str, Any] = {"out": out, "root": arguments.data_root, "progress": False}
-    options["watch"] = [name.strip() for name in arguments.watch.split(",") if name.strip()]
-    options["watch_every"] = arguments.watch_every
+    options |= {"out": Path(arguments.out) if arguments.out else default_out(experiment), "progress": False}
     if arguments.quiet:
-        run(experiment, **options)
-        sys.stdout.write(f"{out}\n")
+        track_finished(run(experiment, callbacks=callbacks, **options), callbacks)
+        sys.stdout.write(f"{options['out']}\n")
         return 0
     from fedflat.report.progress import Heading, Progress
 
     heading = Heading()
-    _conclude(run(experiment, callbacks=[heading, Progress()], **options), heading)
+    result = run(experiment, callbacks=[heading, *callbacks, Progress()], **options)
+    track_finished(result, callbacks)
+    _conclude(result, heading)
     return 0
+
+
+def _show_all(members: Sequence[Member]) -> None:
+    """The table of all runs of a grid that have begun."""
+    from fedflat.report.records import read_records
+    from fedflat.report.terminal import console, runs_table, say, shown_path
+
+    begun = [member.folder for member in members if (member.folder / "experiment.toml").exists()]
+    if begun:
+        console().print(runs_table(read_records(begun)))
+    folder = shown_path(members[0].folder.parent)
+    say(f"{len(begun)} runs in {folder}; means over their seeds: fedflat compare {folder}")
+
+
+def report_failures(members: Sequence[Member]) -> int:
+    """Say what failed, one line each; returns the exit status."""
+    from fedflat.report.terminal import say
+
+    failed = [member for member in members if member.failure]
+    for member in failed:
+        say(f"failed: {member.folder}: {member.failure}")
+    return 1 if failed else 0
 
 
 def _conclude(result: Run, heading: Watcher) -> None:
@@ -119,4 +167,6 @@ def _conclude(result: Run, heading: Watcher) -> None:
 
     if not heading.seen:
         say(f"{result.out} holds this run, finished already; nothing was left to do")
+    if result.status == "stopped":
+        say(f"stopped after round {len(result.metrics)}: {result.stopped}; it goes on without --stop-at and --patience")
     console().print(result_table(record_of(result)))

@@ -1,0 +1,149 @@
+"""The papers' set-ups as presets: `preset("s003_c10", method="fedavg+asam")` is the paper's experiment.
+
+The TOML files beside this one hold one table a preset: `experiment`, fields of `Experiment`; `alternatives`, further
+values of them that the paper ran; `methods`, the values that parts have there; `cases`, what holds only under some
+partition or beside some other part (`with`); `like`, another preset to start from. `from_code` names fields that are in
+the authors' code and not in the paper, `chosen` those that are in neither.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from fedflat.calls import Call, parse, parse_sum
+from fedflat.errors import InputError, UnknownNameError
+from fedflat.experiment import Experiment, check_names
+
+FOLDER = Path(__file__).parent
+Values = Mapping[str, Any]
+Parts = Mapping[str, Values]
+
+
+@dataclass(frozen=True)
+class Preset:
+    """One set-up of a paper.
+
+    id, version, paper, title, tables: which one it is, and the paper's tables that are made with it.
+    experiment, alternatives, methods, cases: see the module. report: the paper's figure, as `fedflat.report.quantities`
+    names it; reported: the same in words. seeds: how many runs the paper averages, 0 if it does not say. targets:
+    accuracies to which it counts rounds. from_code, chosen: fields that the paper does not state. notes: what else
+    it leaves open. missing: why it cannot be run, if it cannot.
+    """
+
+    id: str
+    version: int
+    paper: str
+    title: str
+    about: str
+    experiment: Values
+    report: str
+    reported: str
+    tables: Sequence[str] = ()
+    alternatives: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    methods: Parts = field(default_factory=dict)
+    cases: Sequence[Values] = ()
+    seeds: int = 0
+    targets: Sequence[float] = ()
+    from_code: Sequence[str] = ()
+    chosen: Sequence[str] = ()
+    notes: Sequence[str] = ()
+    missing: str = ""
+
+    def make(self, **changes: Any) -> Experiment:
+        """The experiment with some fields changed; parts have the paper's values unless `method` writes them."""
+        if self.missing:
+            raise InputError(f"preset {self.id!r} cannot be run yet: {self.missing}")
+        check_names(changes)
+        values = {"method": "fedavg"} | dict(self.experiment) | changes
+        calls = parse_sum(values["method"]) if isinstance(values["method"], str) else []
+        names = {_part_name(call.name) for call in calls}
+        cases = [case for case in self.cases if _fits(case, values, names)]
+        for case in cases:
+            values |= dict(case.get("experiment", {})) | changes
+        if calls:
+            values["method"] = "+".join(str(self._filled(call, cases)) for call in calls)
+        return Experiment.from_dict(values)
+
+    def _filled(self, call: Call, cases: Sequence[Values]) -> Call:
+        """A part with the paper's values of the fields that are not written."""
+        part = _part_name(call.name)
+        ours = dict(self.methods.get(part, {}))
+        for case in cases:
+            ours |= case.get("methods", {}).get(part, {})
+        written = {*_fields(call.name)[: len(call.args)], *call.kwargs}
+        kept = {name: tuple(v) if isinstance(v, list) else v for name, v in ours.items() if name not in written}
+        return Call(call.name, call.args, dict(call.kwargs) | kept)
+
+
+def preset(name: str, **changes: Any) -> Experiment:
+    """An experiment of a paper with some fields changed; `fedflat presets` lists the names.
+
+    Parts of `method` have the values that the paper gives them in that set-up, unless the method string writes them:
+    under "s003_c10", "fedavg+asam(rho=0.5)" is asam(rho=0.5, eta=0.2).
+    """
+    return load_preset(name).make(**changes)
+
+
+def load_preset(name: str) -> Preset:
+    """Everything that is known of a set-up."""
+    known = all_presets()
+    if name not in known:
+        raise UnknownNameError("preset", name, known)
+    return known[name]
+
+
+@cache
+def all_presets() -> dict[str, Preset]:
+    """All presets by name, in the order of the papers."""
+    found: dict[str, Preset] = {}
+    for path in sorted(FOLDER.glob("*.toml")):
+        tables = tomllib.loads(path.read_text())
+        paper = {name: tables.pop(name) for name in ("paper", "title")}
+        for name in tables:
+            found[name] = Preset(id=name, **paper, **_inherited(name, tables))
+    return found
+
+
+def _inherited(name: str, tables: Mapping[str, Values]) -> Values:
+    """A preset's table on top of the one it is like."""
+    own = dict(tables[name])
+    return merged(_inherited(own.pop("like"), tables), own) if "like" in own else own
+
+
+def merged(base: Values, own: Values) -> Values:
+    """Two nested tables as one: tables in them are merged in turn, and of all else that of `own` wins."""
+    tables = {key: merged(base.get(key, {}), value) for key, value in own.items() if isinstance(value, dict)}
+    return {**base, **own, **tables}
+
+
+def _fits(case: Values, values: Values, parts: set[str]) -> bool:
+    """Whether a case holds for an experiment's values and the parts of its method."""
+    partition = case.get("partition")
+    return set(case.get("with", ())) <= parts and (partition is None or _same(partition, str(values["partition"])))
+
+
+def _same(one: str, other: str) -> bool:
+    """Whether two partitions are the same, with the names of their arguments written or not."""
+    pair = [parse(text) for text in (one, other)]
+    first, second = ((call.name, *call.args, *call.kwargs.values()) for call in pair)
+    return first == second
+
+
+def _part_name(name: str) -> str:
+    """The part that a famous name adds to fedavg; of any other name the name itself."""
+    from fedflat.parts import ALIASES
+
+    return ALIASES[name].name if name in ALIASES else name
+
+
+def _fields(name: str) -> list[str]:
+    """The fields of a part in order; none for an unknown one, about which others complain."""
+    from fedflat.parts import known_parts
+
+    part = known_parts().get(_part_name(name))
+    return [spec.name for spec in fields(part)] if part else []

@@ -1,0 +1,170 @@
+"""The papers' set-ups: that they are those of the papers, and that what a user writes wins over them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedflat
+from fedflat.assembly import check_spelling
+from fedflat.calls import parse
+from fedflat.cli import main
+from fedflat.commands.parser import Parser
+from fedflat.commands.run import configure, experiments_of
+from fedflat.data import DATASETS
+from fedflat.errors import InputError
+from fedflat.experiment import Experiment
+from fedflat.method import Method
+from fedflat.models import MODELS
+from fedflat.presets import Preset, all_presets, load_preset
+from fedflat.presets.table import load_table, table_files
+from fedflat.report.quantities import QUANTITIES
+
+PRESETS = all_presets()
+RUNNABLE = [name for name, preset in PRESETS.items() if not preset.missing]
+
+
+def made(*words: str) -> list[Experiment]:
+    """The experiments of `fedflat run` with these words."""
+    parser = Parser(prog="fedflat run", description=None)
+    configure(parser)
+    return experiments_of(parser.parse(words))
+
+
+@pytest.mark.parametrize("name", RUNNABLE)
+def test_a_preset_is_an_experiment_with_all_its_alternatives(name: str) -> None:
+    preset = PRESETS[name]
+    check_spelling(preset.make())
+    for field, values in preset.alternatives.items():
+        assert preset.experiment[field] in values
+        for value in values:
+            check_spelling(preset.make(**{field: value}))
+
+
+@pytest.mark.parametrize("name", sorted(set(PRESETS) - set(RUNNABLE)))
+def test_what_cannot_be_run_says_why_and_really_cannot(name: str) -> None:
+    preset = PRESETS[name]
+    with pytest.raises(InputError, match=f"preset '{name}' cannot be run yet: fedflat has n"):
+        preset.make()
+    fields = preset.experiment
+    assert parse(fields["data"]).name not in DATASETS or parse(fields["model"]).name not in MODELS
+
+
+@pytest.mark.parametrize("preset", PRESETS.values(), ids=lambda preset: preset.id)
+def test_a_preset_names_real_fields_parts_and_quantities(preset: Preset) -> None:
+    known = set(Experiment.__dataclass_fields__)
+    assert {*preset.experiment, *preset.alternatives, *preset.from_code, *preset.chosen} <= known
+    assert parse(preset.report).name in QUANTITIES and preset.version >= 1 and preset.paper in preset.id
+    tables = [preset.methods, *(case.get("methods", {}) for case in preset.cases)]
+    for part, values in ((part, values) for table in tables for part, values in table.items()):
+        Method.parse(f"{part}({', '.join(f'{field}={value!r}' for field, value in values.items())})")
+
+
+def test_presets_and_tables_name_each_other() -> None:
+    for name in table_files():
+        paper, number = name.split("/table")
+        for column in load_table(name).columns.values():
+            preset = load_preset(column["preset"])
+            assert preset.paper == paper and number in preset.tables, (name, preset.id)
+
+
+@pytest.mark.parametrize(
+    ("name", "facts"),
+    [
+        ("s000_c100", {"clients": 100, "rounds": 500, "batch_size": 50, "lr": 0.1, "lr_decay": 0.998, "clip": 10.0}),
+        ("s000_c100", {"participation": "bernoulli(0.1)", "evaluated": "all", "weight_decay": 1e-3, "local_epochs": 5}),
+        ("s000_tiny", {"data": "tiny_imagenet", "model": "cnn_tiny", "rounds": 500}),
+        (
+            "s001_c100",
+            {"clients": 16, "rounds": 25, "local_epochs": 20, "momentum": 0.9, "nesterov": True, "clip": None},
+        ),
+        ("s001_c100_64x025", {"clients": 64, "participation": "uniform(16)", "rounds": 25}),
+        ("s001_c10_64x025", {"data": "cifar10", "clients": 64, "rounds": 100}),
+        ("s002_c100", {"partition": "pathological(labels=10)", "model": "wrn28_10_gn", "local_epochs": 5}),
+        ("s002_tiny", {"clients": 20, "participation": "all", "partition": "pathological(labels=30)"}),
+        (
+            "s003_c10",
+            {"lr": 0.01, "weight_decay": 4e-4, "batch_size": 64, "clients": 100, "rounds": 10000, "clip": None},
+        ),
+        ("s003_c100", {"data": "cifar100", "rounds": 20000, "lr": 0.01, "momentum": 0.0}),
+        ("s003_pam", {"clients": 500, "batch_size": 20, "momentum": 0.9, "partition": "pam(alpha=0.1, beta=10)"}),
+        ("s004_silo_c10_a02", {"clients": 10, "participation": "all", "local_epochs": 10, "weight_decay": 1e-5}),
+        ("s004_dev_lenet", {"clients": 100, "participation": "uniform(10)", "local_epochs": 5, "model": "lenet5"}),
+        ("s004_dev_resnet", {"clients": 50, "participation": "uniform(5)", "model": "resnet18_nonorm"}),
+    ],
+)
+def test_set_ups_of_the_papers(name: str, facts: dict[str, Any]) -> None:
+    experiment = fedflat.preset(name)
+    assert {field: getattr(experiment, field) for field in facts} == facts
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "method"),
+    [
+        ("s003_c10", {"method": "fedavg+asam"}, "fedavg+asam(rho=0.7, eta=0.2)"),
+        ("s003_c10", {"method": "fedasam"}, "fedasam(rho=0.7, eta=0.2)"),
+        ("s003_c10", {"method": "fedavg+asam(rho=0.5)"}, "fedavg+asam(rho=0.5, eta=0.2)"),
+        ("s003_c10", {"method": "fedavg+asam(0.5, 0.1)"}, "fedavg+asam(0.5, 0.1)"),
+        ("s003_c10", {"method": "fedsam", "partition": "lda_hsu(100)"}, "fedsam(rho=0.02)"),
+        ("s003_c100", {"method": "adabest+swa"}, "adabest(beta=0.8, mu=0.02)+swa(start=0.75, cycle=20, lr_min=0.0001)"),
+        ("s003_c100", {"method": "fedsam"}, "fedsam(rho=0.02)"),
+        ("s003_c100", {"method": "fedsam", "partition": "lda_hsu(alpha=0.5)"}, "fedsam(rho=0.05)"),
+        ("s003_pam", {"method": "fedasam+mixup"}, "fedasam(rho=0.5, eta=0.0)+mixup(gamma=1.0)"),
+        ("s000_tiny", {"method": "fedsam", "partition": "iid"}, "fedsam(rho=0.03)"),
+        ("s000_tiny", {"method": "fedsam+man", "partition": "iid"}, "fedsam(rho=0.01)+man(zeta=0.1)"),
+        ("s000_c100", {"method": "fedspeed"}, "fedspeed(rho=0.1, alpha=0.01)"),
+        ("s001_c100", {"method": "fedprox"}, "fedprox(mu=0.0001)"),
+        ("s004_dev_lenet", {"method": "feddyn+const"}, "feddyn(alpha=1.0)+const"),
+    ],
+)
+def test_parts_have_the_papers_values_unless_they_are_written(name: str, changes: dict[str, Any], method: str) -> None:
+    experiment = fedflat.preset(name, **changes)
+    assert experiment.method == method
+    Method.parse(experiment.method)
+
+
+def test_a_part_may_need_other_fields() -> None:
+    assert fedflat.preset("s001_c100", method="moon").model == "resnet56(projection=256)"
+    assert fedflat.preset("s001_c100", method="moon", model="resnet56").model == "resnet56"
+    assert fedflat.preset("s001_c100", method="fedalign").clip == 10.0
+
+
+def test_options_win_over_the_file_and_the_file_over_the_preset(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('lr = 0.5\nrounds = 7\nmethod = "fedavg+asam"\n')
+    (experiment,) = made(str(file), "--preset", "s003_c10", "--rounds", "9")
+    assert (experiment.lr, experiment.rounds, experiment.batch_size) == (0.5, 9, 64)
+    assert experiment.method == "fedavg+asam(rho=0.7, eta=0.2)"
+
+
+def test_every_point_of_a_grid_has_its_own_values() -> None:
+    words = ("--preset", "s003_c10", "--method", "fedsam", "--partition", "lda_hsu(alpha=0),lda_hsu(alpha=100)")
+    assert [experiment.method for experiment in made(*words)] == ["fedsam(rho=0.1)", "fedsam(rho=0.02)"]
+
+
+def test_mistakes_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    for argv, said in (
+        (["run", "--preset", "s003_c01"], "unknown preset 's003_c01': did you mean 's003_c10'?"),
+        (
+            ["run", "--preset", "s003_idda"],
+            "preset 's003_idda' cannot be run yet: fedflat has neither a reader for IDDA",
+        ),
+        (["presets", "s03"], "unknown preset 's03'"),
+    ):
+        assert main(argv) == 2
+        assert said in capsys.readouterr().err
+    with pytest.raises(InputError, match="unknown field 'lrr'"):
+        fedflat.preset("s003_c10", lrr=1)
+
+
+def test_presets_are_listed_and_shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert main(["presets"]) == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in PRESETS) and "segmentation is not among its tasks" in text
+    assert main(["presets", "s002_c10"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "  lr = 0.01   (chosen here)" in lines and "  plgu_lf(rho=0.05, layers=5)" in lines
+    assert "  participation = uniform(10)   (also all)" in lines
