@@ -1,11 +1,12 @@
-"""Two methods on the embedded digits, side by side: FedAvg, and FedAvg with ASAM and SWA.
+"""Three methods on the embedded digits, side by side: FedAvg, FedAvg with ASAM and SWA, FedAvg with constraints.
 
 Forty clients hold two classes each, and four train in a round. The parts' hyper-parameters are their defaults. This is
 one seed of one small set-up, chosen to be quick and uneven: it shows how the tool works, not which method is better.
 
     python examples/demo.py [--rounds 200] [--out runs/demo]
 
-Run it again to go on after an interruption.
+It runs the methods, looks at how flat their minima are, and writes a report to open in a browser. Run it again to go on
+after an interruption.
 """
 
 from __future__ import annotations
@@ -14,17 +15,16 @@ import argparse
 import sys
 from pathlib import Path
 
-from fedflat import FedflatError
+from fedflat import Experiment, FedflatError
+from fedflat.analysis.study import study
 from fedflat.cli import describe, warnings_shown
-from fedflat.commands.run import default_out
-from fedflat.experiment import Experiment
-from fedflat.report.figures import curves
-from fedflat.report.progress import Board
+from fedflat.report.html import report
 from fedflat.report.records import read_records
 from fedflat.report.terminal import charts, console, runs_table, say, shown_path
-from fedflat.runner import run
+from fedflat.series import run_all, series
 
-METHODS = ("fedavg", "fedavg+asam+swa")
+METHODS = ("fedavg", "fedavg+asam+swa", "fedavg+const")
+LOOK_AT = ("curvature", "density", "landscape")
 SETTING = Experiment(
     data="digits",
     partition="pathological(labels=2)",
@@ -47,32 +47,20 @@ def main() -> None:
     arguments = parser.parse_args()
     e = SETTING.replace(rounds=arguments.rounds)
     say(f"{e.data}, {e.partition}, {e.clients} clients, {e.participation} a round, {e.model}, {e.rounds} rounds\n")
-    folders = run_all([e.replace(method=method) for method in METHODS], arguments.out)
-    show(folders, arguments.out / "curves.png")
+    members = run_all(series([e.replace(method=method) for method in METHODS], arguments.out))
+    folders = [member.folder for member in members]
+    say(f"looking at the minima: {', '.join(LOOK_AT)}")
+    study(folders, LOOK_AT, samples=600, workers=0, progress=sys.stderr.isatty())
+    show(folders, report(folders, arguments.out / "report.html", title="fedflat demo: three methods on the digits"))
 
 
-def run_all(experiments: list[Experiment], out: Path) -> list[Path]:
-    """Run each in a folder of its own, all on one board."""
-    folders = [out / default_out(experiment).name for experiment in experiments]
-    with Board() as board:
-        watchers = [board.watch(e.method, e.rounds) for e in experiments]
-        for experiment, folder, watcher in zip(experiments, folders, watchers, strict=True):
-            result = run(experiment, out=folder, progress=False, callbacks=[watcher])
-            if not watcher.seen:  # a run that had ended already
-                watcher.start(result)
-    return folders
-
-
-def show(folders: list[Path], picture: Path) -> None:
-    """The table, the curves here and as a picture, and where everything is."""
+def show(folders: list[Path], page: Path) -> None:
+    """The table, the curves, and where everything is."""
     records, out = read_records(folders), console()
     out.print(runs_table(records))
     out.print(charts(records, out.width))
-    curves(records, picture)
-    out.print("\nwritten:", style="bold")
-    for path in (*folders, picture):
-        out.print(f"  {shown_path(path)}{'/' if path.is_dir() else ''}", soft_wrap=True, markup=False)
-    out.print(f"look again with: fedflat show {shown_path(picture.parent)}", soft_wrap=True, markup=False)
+    out.print(f"look again with: fedflat show {shown_path(page.parent)}", soft_wrap=True, markup=False)
+    out.print(f"report, to open in a browser: {shown_path(page)}", style="bold", soft_wrap=True, markup=False)
 
 
 if __name__ == "__main__":

@@ -9,38 +9,48 @@ from typing import TYPE_CHECKING, Any
 from fedflat.errors import InputError
 from fedflat.extras import blank_figure, save_figure
 from fedflat.fairness import Fairness
-from fedflat.report.records import Record, records_of
+from fedflat.report.records import Record, first_measured, records_of
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from fedflat.result import Run
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")  # Okabe and Ito's
 STYLES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (5, 1.5, 1.5, 1.5)))
 INK, QUIET, GRID = "#1f2933", "#5b6673", "#e8ebef"
 SMOOTH = 0.05  # share of the rounds in the moving average of a long curve
+LEGEND = 105  # characters that a line of the legend holds
 LONG = 40  # evaluated rounds from which on a curve is smoothed
 
 
 def curves(runs: Iterable[Run | Record | str | Path], path: str | Path, title: str = "") -> Path:
-    """Draw accuracy and loss over the rounds to a file whose suffix names the format (.png, .svg, .pdf).
+    """Save `curves_figure` to a file whose suffix names the format (.png, .svg, .pdf). Returns the path."""
+    return save_figure(curves_figure(runs, title), path)
+
+
+def curves_figure(runs: Iterable[Run | Record | str | Path], title: str = "") -> Figure:
+    """Accuracy and loss over the rounds; where no run has them, the clients' own accuracies and training loss.
 
     runs: runs, or run folders; unfinished ones too. A long curve is drawn twice: every round faintly, and a centred
-    moving average over 5 % of the rounds on top. Returns the path.
+    moving average over 5 % of the rounds on top.
     """
-    figure = blank_figure(10, 4.4)
+    figure: Figure = blank_figure(10, 4.4)
     records = records_of(runs)
     if not any(record.metrics for record in records):
         raise InputError("there is nothing to draw: no round of these runs has ended yet")
     left, right = figure.subplots(1, 2)
-    smoothed = [_panel(axes, records, name) for axes, name in ((left, "accuracy"), (right, "loss"))]
+    choices = ((left, ("accuracy", "personal_mean")), (right, ("loss", "train_loss")))
+    smoothed = [_panel(axes, records, first_measured(records, *names)) for axes, names in choices]
     handles, names = left.get_legend_handles_labels()
-    columns = 1 if max(map(len, names), default=0) > 40 else min(len(names), 4) or 1
-    place = {"loc": "outside upper left", "ncols": columns, "frameon": False, "labelcolor": INK, "handlelength": 2.6}
-    figure.legend(handles, names, fontsize=10, title=title or None, alignment="left", **place)
+    columns = max(1, min(len(names), 4, LEGEND // (8 + max(map(len, names), default=0))))
+    look: dict[str, Any] = {"fontsize": 10, "frameon": False, "labelcolor": INK, "handlelength": 2.6}
+    place: dict[str, Any] = {"loc": "outside upper left", "alignment": "left", "ncols": columns}
+    figure.legend(handles, names, title=title or None, **place, **look)
     if any(smoothed):
         note = f"faint: every evaluated round; strong: moving average over {SMOOTH:.0%} of them"
         figure.supxlabel(note, fontsize=8, color=QUIET, x=0.99, ha="right")
-    return save_figure(figure, path)
+    return figure
 
 
 def _panel(axes: Any, records: Sequence[Record], name: str) -> bool:
@@ -53,6 +63,7 @@ def _panel(axes: Any, records: Sequence[Record], name: str) -> bool:
         if window > 1:
             axes.plot(rounds, values, color=look["color"], alpha=0.22, linewidth=0.9)
             smoothed = True
+        look |= {"marker": "o"} if len(values) == 1 else {}
         axes.plot(rounds, moving_average(values, window), label=record.label, linewidth=1.9, **look)
     _dress(axes, name)
     return smoothed
@@ -88,7 +99,7 @@ def distribution(runs: Iterable[Run | Record | str | Path], path: str | Path, bi
     Filled: each client's own model (the common one where the method has no other); outline: the common one. Marks: the
     mean over the clients and the mean of the lowest 5 %. Returns the path.
     """
-    found = [(record.label, *_accuracies(record)) for record in records_of(runs)]
+    found = [(record.label, *record.client_accuracies()) for record in records_of(runs)]
     shown = [(label, own, common) for label, own, common in found if own]
     if not shown:
         raise InputError("there is nothing to draw: no client of these runs was evaluated on data of its own")
@@ -98,14 +109,6 @@ def distribution(runs: Iterable[Run | Record | str | Path], path: str | Path, bi
         _bars(axes, label, own, common, bins)
     rows[-1].set_xlabel("accuracy of a client on its own test data", color=QUIET, fontsize=9)
     return save_figure(figure, path)
-
-
-def _accuracies(record: Record) -> tuple[list[float], list[float]]:
-    """Accuracies of the clients' own models, and of the common one, at the last evaluation."""
-    rows = [row for row in record.evaluations if not row["new"]]
-    last = [row for row in rows if row["round"] == rows[-1]["round"]]
-    common = [row["common"] for row in last if row["common"] is not None]
-    return [row["personal"] for row in last if row["personal"] is not None] or common, common
 
 
 def _bars(axes: Any, label: str, own: list[float], common: list[float], bins: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedflat.callbacks import Callback
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fedflat.result import Run
 
 LINES = 10  # a run without a terminal writes about so many
+ROWS = 12  # bars that a board shows at a time
 
 
 class Pace:
@@ -99,22 +100,25 @@ class Board:
             TextColumn("{task.fields[status]}"),
             console=console(stderr=True),
         )
-        self._live, self._single = self.bars.console.is_terminal, single
+        self.live, self._single = self.bars.console.is_terminal, single
 
     def __enter__(self) -> Board:
-        if self._live:
+        if self.live:
             self.bars.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._live:
+        if self.live:
             self.bars.stop()
 
     def watch(self, label: str, rounds: int) -> Watcher:
         """A callback that moves a new bar."""
-        if not self._live:
+        if not self.live:
             return PlainProgress("" if self._single else label)
-        return _Row(self, self.bars.add_task(label, total=rounds, status="[dim]waiting"))
+        row = _Row(self, self.bars.add_task(label, total=rounds, status="[dim]waiting"))
+        for old in self.bars.task_ids[1:-ROWS]:  # the first may be of all runs together
+            self.bars.update(old, visible=False)
+        return row
 
 
 class _Row(Watcher):
@@ -136,6 +140,39 @@ class _Row(Watcher):
         self._scores = scores(metrics) or self._scores
         left = f"  [dim]{self._pace.left(done)} left" if done < run.experiment.rounds else ""
         self._board.bars.update(self._task, completed=done, status=self._scores + left)
+
+
+class Overall(Callback):
+    """Several runs together, with the time left: the first bar of a board, or a line after every run but the last.
+
+    rounds: of each run.
+    """
+
+    def __init__(self, board: Board, rounds: Sequence[int]) -> None:
+        self._board, self._runs, self._ended = board, len(rounds), 0
+        self._done, self._total, self._began = 0, sum(rounds), time.monotonic()
+        self._bar = board.bars.add_task(f"{self._runs} runs", total=None, status="", visible=self._runs > 1)
+
+    def start(self, run: Run) -> None:
+        """Leave out what was done earlier."""
+        self._total -= len(run.metrics)
+
+    def round(self, run: Run, metrics: Mapping[str, Any]) -> None:
+        """Count a round."""
+        self._done += 1
+        status = f"[dim]{self._left()} left"
+        self._board.bars.update(self._bar, completed=self._done, total=self._total, status=status)
+
+    def end(self, run: Run) -> None:
+        """Say how far all are; a run that ended early leaves no rounds to wait for."""
+        self._ended += 1
+        self._total -= run.experiment.rounds - len(run.metrics)
+        going_on = self._ended < self._runs and run.status != "interrupted"
+        if going_on and self._done and not self._board.live:
+            say(f"{self._ended} of {self._runs} runs done, about {self._left()} left")
+
+    def _left(self) -> str:
+        return clock((time.monotonic() - self._began) / self._done * (self._total - self._done))
 
 
 class Progress(Watcher):

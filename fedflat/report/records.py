@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Iterable, Sequence
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedflat.errors import CheckpointError, InputError, UnknownNameError
-from fedflat.experiment import Experiment
+from fedflat.experiment import Experiment, check_names
 
 if TYPE_CHECKING:
     from fedflat.result import Run
@@ -22,7 +23,7 @@ TAIL = 0.1  # share of the rounds in a tail average
 class Record:
     """One run: what was run, one dict a round, its folder if it has one, and what to call it among others.
 
-    evaluations: one dict a client and evaluation on its own data, see `Run.evaluations`.
+    evaluations: one dict a client and evaluation on its own data, see `Run.evaluations`. stopped: see `Run.stopped`.
     """
 
     experiment: Experiment
@@ -30,6 +31,7 @@ class Record:
     path: Path | None = None
     label: str = ""
     evaluations: list[dict[str, Any]] = field(default_factory=list)
+    stopped: str = ""
 
     @property
     def rounds(self) -> int:
@@ -56,10 +58,32 @@ class Record:
         values = [value for round, value in self.points(name) if round > first]
         return sum(values) / len(values) if values else self.last(name)
 
+    def client_accuracies(self) -> tuple[list[float], list[float]]:
+        """Of the clients' own models (the common one where the method has no other) and of the common one, at last."""
+        rows = [row for row in self.evaluations if not row["new"]]
+        last = [row for row in rows if row["round"] == rows[-1]["round"]]
+        common = [row["common"] for row in last if row["common"] is not None]
+        return [row["personal"] for row in last if row["personal"] is not None] or common, common
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether there are rounds to go."""
+        return self.rounds < self.experiment.rounds
+
     @property
     def seconds(self) -> float:
         """Time that the rounds done took together."""
         return float(sum(row.get("seconds") or 0.0 for row in self.metrics))
+
+    def cost(self) -> dict[str, float]:
+        """What the rounds done cost: numbers sent by and to all clients, steps of all clients, seconds."""
+        rows = self.metrics
+        return {
+            "floats_up": sum(row["floats_up"] * row["clients"] for row in rows),
+            "floats_down": sum(row["floats_down"] * (row["clients"] + row["left_out"]) for row in rows),
+            "steps": sum(row["steps"] for row in rows),
+            "seconds": self.seconds,
+        }
 
 
 def record_of(run: Run | Record | str | Path) -> Record:
@@ -68,34 +92,69 @@ def record_of(run: Run | Record | str | Path) -> Record:
         return run
     if isinstance(run, (str, Path)):
         return _read(Path(run))
-    return Record(run.experiment, run.metrics, run.out, run.experiment.method, run.evaluations)
+    return Record(run.experiment, run.metrics, run.out, run.experiment.method, run.evaluations, run.stopped)
 
 
 def records_of(runs: Iterable[Run | Record | str | Path]) -> list[Record]:
-    """Records of several runs, labelled so that they can be told apart."""
-    records = [record_of(run) for run in runs]
+    """Records of several runs, labelled so that they can be told apart.
+
+    A folder of run folders stands for all of them; a folder that is named twice counts once.
+    """
+    found: dict[Path | int, Record] = {}
+    for run in runs:
+        for each in _expand(Path(run)) if isinstance(run, (str, Path)) else [run]:
+            found.setdefault(each if isinstance(each, Path) else len(found), record_of(each))
+    records = list(found.values())
     return [replace(record, label=label) for record, label in zip(records, labels(records), strict=True)]
 
 
 def read_records(paths: Sequence[str | Path]) -> list[Record]:
     """Records of run folders; a folder of run folders stands for all of them."""
-    folders = [folder for path in paths for folder in _expand(Path(path))]
-    return records_of(dict.fromkeys(folders))
+    return records_of(paths)
 
 
 def labels(records: Sequence[Record]) -> list[str]:
     """The method of each run, and whichever fields differ among them; the folder where nothing does."""
-    tables = [record.experiment.to_dict() for record in records]
-    differing = [
-        name
-        for name in (tables[0] if tables else ())
-        if name not in ("method", "workers", "backend") and len({table[name] for table in tables}) > 1
-    ]
-    names = [", ".join([t["method"], *(f"{name}={t[name]}" for name in differing)]) for t in tables]
+    fields = dict.fromkeys(["method", *differing(records)])
+    names = [_called(record, fields) for record in records]
     return [
         f"{name} ({record.path})" if names.count(name) > 1 and record.path else name
         for name, record in zip(names, records, strict=True)
     ]
+
+
+def grouped(records: Sequence[Record], by: Sequence[str] = ()) -> dict[str, list[Record]]:
+    """Runs that differ in nothing but the seed, under what to call them. by: fields to group by instead."""
+    check_names(dict.fromkeys(by))
+    fields = by or dict.fromkeys(["method", *(name for name in differing(records) if name != "seed")])
+    groups: dict[str, list[Record]] = {}
+    for record in records:
+        groups.setdefault(_called(record, fields), []).append(record)
+    return groups
+
+
+def differing(records: Sequence[Record]) -> list[str]:
+    """The fields in which runs differ; those that cannot change a result do not count."""
+    tables = [record.experiment.to_dict() for record in records]
+    candidates = [name for name in (tables[0] if tables else ()) if name not in ("workers", "backend")]
+    return [name for name in candidates if len({table[name] for table in tables}) > 1]
+
+
+def _called(record: Record, fields: Iterable[str]) -> str:
+    values = record.experiment.to_dict()
+    return ", ".join(values[name] if name == "method" else f"{name}={values[name]}" for name in fields)
+
+
+def check_metric(name: str, records: Sequence[Record]) -> None:
+    """Refuse a metric that no round of these runs has, with the nearest known name."""
+    known = {name for record in records for row in record.metrics for name in row if name != "round"} | {"accuracy"}
+    if name not in known:
+        raise UnknownNameError("metric", name, known)
+
+
+def first_measured(records: Sequence[Record], *names: str) -> str:
+    """The first of some metrics that any run has a value of; the first of all where there is none."""
+    return next((name for name in names if any(record.points(name) for record in records)), names[0])
 
 
 def _expand(path: Path) -> list[Path]:
@@ -118,12 +177,20 @@ def _runs_in(folder: Path) -> list[Path]:
 
 def _read(folder: Path) -> Record:
     experiment = Experiment.from_toml(folder / "experiment.toml")
-    rows = _rows(folder / "metrics.jsonl"), _rows(folder / "evaluations.jsonl")
-    return Record(experiment, rows[0], folder, experiment.method, rows[1])
+    rows = read_rows(folder / "metrics.jsonl"), read_rows(folder / "evaluations.jsonl")
+    return Record(experiment, rows[0], folder, experiment.method, rows[1], _stopped(folder, len(rows[0])))
 
 
-def _rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a table. A last line cut short is that of a round under way and left out."""
+def _stopped(folder: Path, rounds: int) -> str:
+    """Why a callback ended the run; a run that goes on has more rounds than the checkpoint that says so."""
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        checkpoint = json.loads((folder / "checkpoint.json").read_text())
+        return str(checkpoint["stopped"]) if checkpoint["round"] == rounds else ""
+    return ""
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a table; none without the file. A last line cut short is that of a round under way and left out."""
     lines = path.read_text().splitlines() if path.exists() else []
     rows = []
     for number, line in enumerate(lines, start=1):

@@ -87,13 +87,20 @@ def _over_clients(record: Record, prefix: str) -> str:
 
 def result_table(record: Record) -> Table:
     """What came of one run."""
+    table = plain_table(("", ""), result_facts(record))
+    table.show_header, table.box = False, None
+    return table
+
+
+def result_facts(record: Record) -> list[tuple[str, str]]:
+    """What came of one run, each figure under its name."""
     best, seconds = record.best(), record.seconds
     each = f" ({seconds / record.rounds:.3g} s a round)" if record.rounds else ""
     rows = [
         ("final accuracy", score(record.last())),
         ("best accuracy", f"{best[1]:.4f} in round {best[0]}" if best else "–"),
         ("final loss", score(record.last("loss"))),
-        ("rounds", f"{record.rounds} of {record.experiment.rounds}"),
+        ("rounds", f"{record.rounds} of {record.experiment.rounds}{_stop(record)}"),
         ("time", f"{clock(seconds) if seconds >= 60 else f'{seconds:.1f} s'}{each}"),
     ]
     rows[3:3] = [
@@ -101,9 +108,11 @@ def result_table(record: Record) -> Table:
     ]
     if record.path:
         rows.append(("files", f"{shown_path(record.path)}{os.sep}"))
-    table = plain_table(("", ""), rows)
-    table.show_header, table.box = False, None
-    return table
+    return rows
+
+
+def _stop(record: Record) -> str:
+    return f", stopped: {record.stopped}" if record.unfinished and record.stopped else ""
 
 
 def shown_path(path: Path) -> Path:
@@ -126,7 +135,8 @@ def _run_row(place: int, record: Record) -> list[Any]:
     from rich.text import Text
 
     best, rounds = record.best(), record.experiment.rounds
-    done = f"{record.rounds}" if record.rounds == rounds else f"{record.rounds} of {rounds}"
+    done = f"{record.rounds} of {rounds}" if record.unfinished else f"{rounds}"
+    done += ", stopped" if record.unfinished and record.stopped else ""
     pace = f"{record.seconds / record.rounds:.3g}" if record.rounds else "–"
     numbers = (done, score(record.last()), score(best[1] if best else None), str(best[0]) if best else "–")
     return [Text(mark(place), style=colour(place)), Text(record.label), *numbers, score(record.tail()), pace]

@@ -1,0 +1,114 @@
+"""What the sections share: the runs in groups, the plots drawn so far, the analyses that were stored."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fedflat.errors import CheckpointError
+from fedflat.report.compare import compare
+from fedflat.report.comparison import Comparison
+from fedflat.report.page.markup import Html, tag
+from fedflat.report.page.series import Group, Series
+from fedflat.report.records import Record, first_measured, grouped
+
+T = TypeVar("T")
+Axis = dict[str, Any]
+NOT_FINITE = ("inf", "-inf", "nan")  # as an analysis writes them
+
+
+@dataclass
+class Page:
+    """A report in the making. plots: what the scripts will draw, by number."""
+
+    records: Sequence[Record]
+    plots: list[dict[str, Any]] = field(default_factory=list)
+
+    @cached_property
+    def groups(self) -> list[Group]:
+        """The runs, those that differ in nothing but the seed together."""
+        return [Group(place, label, runs) for place, (label, runs) in enumerate(grouped(self.records).items())]
+
+    @cached_property
+    def metric(self) -> str:
+        """What runs are judged by: the common model's accuracy, or the clients' own where there is none."""
+        return first_measured(self.records, "accuracy", "personal_mean")
+
+    @cached_property
+    def comparison(self) -> Comparison:
+        """One row a group."""
+        return compare(self.records, metric=self.metric)
+
+    def lines(self, label: str, series: Sequence[Series], x: Axis, y: Axis, **more: Any) -> Html:
+        """Curves over two axes: {"label": …, "form": "number", "percent" or "amount", "log": …}."""
+        return self.draw("lines", label, {"series": series, "x": x, "y": y, **more})
+
+    def draw(self, kind: str, label: str, values: dict[str, Any], titled: bool = True) -> Html:
+        """The place for a plot that the page's scripts draw. label: its title, also for those who cannot see it.
+
+        titled: whether to show the title; not where the section's own says the same.
+        """
+        self.plots.append({"kind": kind, "label": label, **values})
+        place = tag("div", class_="plot", data_plot=str(len(self.plots) - 1))
+        return tag("figure", tag("figcaption", label) if titled else "", place)
+
+    def legend(self, groups: Iterable[Group] | None = None) -> Html:
+        """Buttons that hide and show a group in every plot."""
+        shown = self.groups if groups is None else groups
+        return legend([(group.key, group.label, group.place) for group in shown])
+
+    def analyses(self, name: str, read: Callable[[dict[str, Any]], T]) -> list[tuple[Group, list[T]]]:
+        """What `read` makes of the stored analyses of this name, for the groups that have any."""
+        found = [(group, [read_analysis(r, name, read) for r in group.records]) for group in self.groups]
+        kept = [(group, [one for one in results if one is not None]) for group, results in found]
+        return [(group, results) for group, results in kept if results]
+
+
+def read_analysis(record: Record, name: str, read: Callable[[dict[str, Any]], T]) -> T | None:
+    """What `read` makes of an analysis in a run folder; None where there is none. Numbers not finite are None."""
+    path = record.path / "analysis" / f"{name}.json" if record.path else Path()
+    if not path.is_file():
+        return None
+    try:
+        return read(_numbers(json.loads(path.read_text())))
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        raise CheckpointError(
+            f"{path} is not what `fedflat analyze` writes ({type(error).__name__}: {error}); make it anew or delete it"
+        ) from None
+
+
+def _numbers(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _numbers(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_numbers(entry) for entry in value]
+    return None if value in NOT_FINITE else value
+
+
+def swatch(place: int) -> Html:
+    """A short piece of the line that stands for the n-th group."""
+    line = tag("line", x1="1", y1="6", x2="25", y2="6", class_=f"line c{place % 7} d{place % 4}")
+    return tag("svg", line, class_="swatch", viewBox="0 0 26 12", aria_hidden="true")
+
+
+def named(group: Group) -> Html:
+    """A group's name behind its colour."""
+    return tag("span", swatch(group.place), tag("span", group.label), class_="named")
+
+
+def legend(entries: Sequence[tuple[str, str, int]]) -> Html:
+    """Buttons that hide and show what bears these keys: (key, name, place)."""
+    buttons = [
+        tag("button", swatch(place), tag("span", name), type="button", data_key=key, aria_pressed="true")
+        for key, name, place in entries
+    ]
+    return tag("div", *buttons, class_="legend", role="group", aria_label="Lines shown")
+
+
+def beside(*plots: str) -> Html:
+    """Plots next to each other where there is room."""
+    return tag("div", *plots, class_="beside")

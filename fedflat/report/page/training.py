@@ -1,0 +1,150 @@
+"""How training went: curves over the rounds, rounds to targets, and what it cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from statistics import fmean
+
+from fedflat.report.chart import round_step
+from fedflat.report.figures import LONG
+from fedflat.report.page.markup import Html, Section, joined, table, tag
+from fedflat.report.page.page import Page, beside, named
+from fedflat.report.page.series import Group, Series, spread
+from fedflat.report.page.words import amount, duration, percent
+from fedflat.report.records import Record, first_measured
+
+TITLES = {
+    "accuracy": "Accuracy on the common test set",
+    "personal_mean": "Mean accuracy of the clients’ own models",
+    "loss": "Loss on the common test set",
+    "train_loss": "Training loss",
+}
+Spent = Callable[[Record], list[float]]
+SHARES = (0.5, 0.8)  # of the way from the first accuracy to the best: targets that most runs reach
+
+
+def curves(page: Page) -> Section:
+    """Accuracy and loss over the rounds."""
+    loss = first_measured(page.records, "loss", "train_loss")
+    plots = [_curves(page, page.metric, "percent"), _curves(page, loss, "number")]
+    if max(record.rounds for record in page.records) >= LONG:
+        plots += [_curves(page, page.metric, "percent", late=True), _curves(page, loss, "number", late=True)]
+    how = (
+        "Higher accuracy and lower loss are better; a line is the mean over the seeds and its band reaches from the "
+        "lowest seed to the highest. Faint lines show every round where the strong one is a moving average."
+    )
+    return Section("curves", "Accuracy and loss", how, [page.legend(), beside(*plots)], "Curves")
+
+
+def _curves(page: Page, name: str, form: str, late: bool = False) -> Html:
+    """A metric over all rounds, or over the second half, where curves that look alike part."""
+    series = [curve for group in page.groups if (curve := group.curve(name))]
+    title = TITLES[name] + (", second half of the rounds" if late else "")
+    shown = [_second_half(one) for one in series] if late else series
+    return page.lines(title, shown, {"label": "round"}, {"form": form})
+
+
+def _second_half(series: Series) -> Series:
+    half = sum(x < max(series["x"]) / 2 for x in series["x"])
+    return {name: value[half:] if isinstance(value, list) else value for name, value in series.items()}
+
+
+def targets(page: Page) -> Section | None:
+    """Rounds to accuracies, of the mean curve and of each seed."""
+    goals = chosen_targets(page)
+    if not goals:
+        return None
+    heads = ["method", *(percent(goal, 0) for goal in goals)]
+    rows = [[named(group), *(_reached(page, group, goal) for goal in goals)] for group in page.groups]
+    how = (
+        "The first round at which the mean curve reaches an accuracy, in brackets each seed’s; fewer rounds are less "
+        "communication, and 60+ says that 60 rounds were not enough."
+    )
+    body = [table(heads, rows, "Rounds to an accuracy", look="barred")]
+    return Section("targets", "Rounds to a target", how, body, "Targets")
+
+
+def chosen_targets(page: Page) -> list[float]:
+    """Accuracies in whole per cent: two on the way up, the highest that all groups reach, the highest of any."""
+    means = [points["y"] for group in page.groups if (points := _mean(page, group.records))]
+    if not means:
+        return []
+    start, tops = max(mean[0] for mean in means), [max(mean) for mean in means]
+    step = max(0.01, round_step((max(tops) - start) / 20)) if max(tops) > start else 0.01
+    way = [math.floor((start + share * (max(tops) - start)) / step) * step for share in SHARES]
+    ends = [math.floor(100 * top + 1e-9) / 100 for top in (min(tops), max(tops))]
+    return sorted({round(goal, 2) for goal in (*way, *ends) if goal > 0})
+
+
+def _mean(page: Page, records: Sequence[Record]) -> dict[str, list[float]]:
+    return spread([record.points(page.metric) for record in records])
+
+
+def _reached(page: Page, group: Group, goal: float) -> Html:
+    """The round of the mean curve, then of each seed, over a bar as long as the share of the rounds it takes."""
+    runs = [_mean(page, group.records), *(_mean(page, [record]) for record in group.records)]
+    rounds = [next((x for x, y in zip(r["x"], r["y"], strict=True) if y >= goal), None) if r else None for r in runs]
+    most = max(record.rounds for record in group.records)
+    mean, *each = (f"{most}+" if first is None else f"{first:g}" for first in rounds)
+    seeds = f" ({', '.join(each)})" if len(each) > 1 else ""
+    share = 1.0 if rounds[0] is None else rounds[0] / most
+    return joined([tag("strong", mean), tag("span", seeds, class_="small"), bar(share, group.place, rounds[0] is None)])
+
+
+def bar(share: float, place: int, missed: bool = False) -> Html:
+    """A thin bar in the colour of a group; hollow where nothing was reached."""
+    fill = tag("i", class_=f"c{place % 7}" + (" missed" if missed else ""), style=f"width:{100 * share:.1f}%")
+    return tag("span", fill, class_="bar", aria_hidden="true")
+
+
+def costs(page: Page) -> Section:
+    """What was sent and how long it took, and accuracy against both."""
+    heads = ["method", "to a client a round", "from a client a round", "sent in all", "local steps", "time", "a round"]
+    rows = [[named(group), *_cost(group)] for group in page.groups]
+    drawn = [
+        _against(page, "Accuracy against numbers sent", "numbers sent, both ways", "amount", _sent),
+        _against(page, "Accuracy against time", "seconds of training and evaluation", "number", _seconds),
+    ]
+    how = (
+        "The further to the left a curve rises, the less it costs to get there; numbers are weights and whatever else "
+        "the method sends, four bytes each as a rule, summed over the clients."
+    )
+    body = [table(heads, rows, "Cost of a run, mean over the seeds"), page.legend(), beside(*drawn)]
+    return Section("costs", "Communication and time", how, body, "Cost")
+
+
+def _cost(group: Group) -> list[str]:
+    totals, rows = [record.cost() for record in group.records], [row for r in group.records for row in r.metrics]
+    down, up = (fmean(row[name] for row in rows) for name in ("floats_down", "floats_up"))
+    sent = fmean(total["floats_down"] + total["floats_up"] for total in totals)
+    seconds, steps = (fmean(total[name] for total in totals) for name in ("seconds", "steps"))
+    rounds = fmean(record.rounds for record in group.records)
+    return [*map(amount, (down, up, sent, steps)), duration(seconds), f"{seconds / rounds:.3g} s"]
+
+
+def _sent(record: Record) -> list[float]:
+    """Numbers sent up to the end of each round."""
+    rows = record.metrics
+    down = (row["floats_down"] * (row["clients"] + row["left_out"]) for row in rows)
+    up = (row["floats_up"] * row["clients"] for row in rows)
+    return list(accumulate(a + b for a, b in zip(down, up, strict=True)))
+
+
+def _seconds(record: Record) -> list[float]:
+    return list(accumulate(row.get("seconds") or 0.0 for row in record.metrics))
+
+
+def _against(page: Page, label: str, x: str, form: str, spent: Spent) -> Html:
+    series = [one for group in page.groups if (one := _priced(page, group, spent))]
+    return page.lines(label, series, {"label": x, "form": form}, {"form": "percent"})
+
+
+def _priced(page: Page, group: Group, spent: Spent) -> Series | None:
+    """The accuracies of a group over the mean of what its runs had spent by each round."""
+    curve = group.curve(page.metric)
+    if curve is None:
+        return None
+    prices = [dict(zip((row["round"] for row in r.metrics), spent(r), strict=True)) for r in group.records]
+    return curve | {"x": [fmean(price[x] for price in prices) for x in curve["x"]]}

@@ -1,0 +1,68 @@
+"""Numbers as a reader likes them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import fmean, stdev
+
+from fedflat.report.comparison import UNITS
+from fedflat.report.terminal import clock
+
+MISSING, TIE = "–", "\u00a0"  # a tie is a space that no line breaks at
+
+
+def percent(value: float | None, digits: int = 1) -> str:
+    """A share; digits: after the point.
+
+    >>> percent(0.954)
+    '95.4\\xa0%'
+    """
+    return MISSING if value is None else f"{100 * value:.{digits}f}{TIE}%"
+
+
+def number(value: float | None) -> str:
+    """Three significant digits.
+
+    >>> number(0.012345), number(12345), number(None)
+    ('0.0123', '12345', '–')
+    """
+    if value is None:
+        return MISSING
+    return f"{value:.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.3g}"
+
+
+def amount(value: float) -> str:
+    """A large number in a few digits.
+
+    >>> amount(4_810_000)
+    '4.8 M'
+    """
+    return next((f"{value / size:.1f}{unit}" for size, unit in UNITS if value >= size), f"{value:.3g}")
+
+
+def duration(seconds: float) -> str:
+    """Seconds, or hours, minutes and seconds."""
+    return clock(seconds) if seconds >= 60 else f"{seconds:.1f} s"
+
+
+def with_spread(values: Sequence[float]) -> str:
+    """Mean ± sample standard deviation with two digits of the latter; the mean alone of a single value.
+
+    >>> with_spread([2.0, 2.1]), with_spread([41.0, 49.0]), with_spread([0.5])
+    ('2.050\\xa0±\\xa00.071', '45.0\\xa0±\\xa05.7', '0.5')
+    """
+    deviation = stdev(values) if len(values) > 1 else 0.0
+    if not deviation:
+        return number(fmean(values)) if values else MISSING
+    digits = max(0, 1 - math.floor(math.log10(deviation)))
+    return f"{fmean(values):.{digits}f}{TIE}±{TIE}{deviation:.{digits}f}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names in a sentence.
+
+    >>> listed(["a", "b", "c"])
+    'a, b and c'
+    """
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
