@@ -31,6 +31,11 @@ class Density:
     grid: Tensor = field(repr=False)
     values: Tensor = field(repr=False)
 
+    @classmethod
+    def of(cls, nodes: Tensor, weights: Tensor) -> Density:
+        """The density of a quadrature."""
+        return cls(nodes, weights, *_smooth(nodes, weights))
+
     def moment(self, power: int) -> float:
         """Estimate of tr(H^power)/d, the mean of λ^power."""
         return float((self.weights * self.nodes**power).sum(1).mean())
@@ -56,7 +61,7 @@ def spectral_density(product: Product, like: Tensor, *, probes: int = 10, steps:
     steps = min(steps, like.numel())
     rules = [_rule(product, like, steps, seed, probe) for probe in range(probes)]
     nodes, weights = (torch.stack(parts) for parts in zip(*rules, strict=True))
-    return Density(nodes, weights, *_smooth(nodes, weights))
+    return Density.of(nodes, weights)
 
 
 def _rule(product: Product, like: Tensor, steps: int, seed: int, probe: int) -> tuple[Tensor, Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from fedflat.analysis.features import tsne
 from fedflat.extras import blank_figure
 
 if TYPE_CHECKING:
@@ -12,9 +13,11 @@ if TYPE_CHECKING:
     from fedflat.analysis.density import Density
     from fedflat.analysis.layers import LayerTable
     from fedflat.analysis.noise import NoiseCurve
+    from fedflat.analysis.study import Pruned
     from fedflat.analysis.survey import Landscape
 
 BLUE, RED, QUIET = "#0072b2", "#d55e00", "#5b6673"
+SHOWN = 500  # samples in a picture by t-SNE
 FLOOR = 1e-6  # densities below this are not drawn
 
 
@@ -112,6 +115,19 @@ def calibration_figure(result: Calibration) -> Any:
     axes.plot([0, 1], [0, 1], color=QUIET, linestyle=":", label="perfect")
     _dress(axes, f"expected calibration error {result.error:.3f}", "confidence", "")
     axes.legend(frameon=False)
+    return figure
+
+
+def pruning_figure(result: Pruned) -> Any:
+    """Features of the whole and of the two pruned models in two dimensions by t-SNE, coloured by class."""
+    figure = blank_figure(11, 4)
+    axes = figure.subplots(1, len(result.features), squeeze=False)[0]
+    for place, (name, (rows, labels)) in zip(axes, result.features.items(), strict=True):
+        points = tsne(rows[:SHOWN], perplexity=min(30.0, (len(rows[:SHOWN]) - 1) / 3))
+        place.scatter(*points.T.numpy(), c=labels[:SHOWN].numpy(), cmap="tab10", s=6)
+        place.set_xticks([])
+        place.set_yticks([])
+        _dress(place, f"{name}\nsilhouette {result.silhouettes[name]:.3f}", "", "")
     return figure
 
 

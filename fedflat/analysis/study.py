@@ -10,8 +10,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,13 @@ from torch import Tensor, nn
 from fedflat import streams
 from fedflat.analysis.behaviour import generalisation
 from fedflat.analysis.calibration import calibration
+from fedflat.analysis.clients import Clients, client_table
 from fedflat.analysis.curvature import curvature, spectrum
 from fedflat.analysis.features import features, nearest_centroid_accuracy, silhouette
 from fedflat.analysis.landscape import interpolate, landscape_1d, landscape_2d, landscape_plane
 from fedflat.analysis.layers import layer_curvature
 from fedflat.analysis.noise import noise_curve
+from fedflat.analysis.plots import pruning_figure
 from fedflat.analysis.progress import Progress
 from fedflat.analysis.pruning import pruned
 from fedflat.data import Federation, load_federation
@@ -34,18 +37,25 @@ from fedflat.errors import InputError, UnknownNameError
 from fedflat.result import Run, load_run
 from fedflat.store import write_atomically
 
+log = logging.getLogger(__name__)
 Pair = tuple[Tensor, Tensor]
 Headline = dict[str, float]
+CLIENTS = 5  # how many are trained further
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A run to look at: its evaluated model, and some of its training and test data as the model gets them."""
+    """A run to look at: its evaluated model, and some of its training and test data as the model gets them.
+
+    federation: all of its data. seed: of the choice of the samples.
+    """
 
     run: Run
     model: nn.Module
     train: Pair
     test: Pair | None
+    federation: Federation
+    seed: int = 0
 
     def require_test(self, what: str) -> Pair:
         """The test data, or an error that says which analysis needs them."""
@@ -69,14 +79,20 @@ class Pruned:
     """How well classes separate in the features of the model, and without a fifth of its weights (paper 004, fig. 8).
 
     By model ("whole", "without the smallest", "without the largest"): silhouette and nearest-centroid accuracy.
+    features: rows and labels; a figure shows some of them by t-SNE where scikit-learn is installed.
     """
 
     silhouettes: dict[str, float]
     accuracies: dict[str, float]
+    features: dict[str, Pair] = field(repr=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Numbers only."""
         return {"silhouettes": self.silhouettes, "accuracies": self.accuracies}
+
+    def plot(self) -> Any:
+        """A matplotlib figure: the features in two dimensions."""
+        return pruning_figure(self)
 
 
 def _pruning(subject: Subject, **options: Any) -> Pruned:
@@ -89,7 +105,17 @@ def _pruning(subject: Subject, **options: Any) -> Pruned:
     return Pruned(
         {name: silhouette(*rows) for name, rows in found.items()},
         {name: nearest_centroid_accuracy(*rows) for name, rows in found.items()},
+        found,
     )
+
+
+def _clients(subject: Subject, **options: Any) -> Clients:
+    """Some clients, spread evenly, on as many of their samples as there are of the common training data at most."""
+    federation, count = subject.federation, len(subject.train[1])
+    chosen = np.unique(np.linspace(0, subject.run._server.clients - 1, CLIENTS).astype(int)).tolist()
+    dtype = subject.train[0].dtype
+    data = [_some(federation, [federation.samples(client)], count, subject.seed, dtype) for client in chosen]
+    return client_table(subject.run, federation, chosen, data, **options)
 
 
 def _sharpness(found: Any) -> Headline:
@@ -158,6 +184,17 @@ STUDIES: dict[str, Study] = {
         _pruning,
         lambda found: {f"silhouette, {name}": value for name, value in found.silhouettes.items()},
     ),
+    "clients": Study(
+        f"{CLIENTS} clients after one round more: gradient signal, how alike their curvature is, barriers between them",
+        _clients,
+        lambda found: {
+            "Σr, first step": float(np.mean(found.first)),
+            "Σr, last step": float(np.mean(found.last)),
+            "H_N": found.curvature.norm,
+            "H_D": found.curvature.direction,
+            "highest barrier": float(found.lines.barrier.max()),
+        },
+    ),
     "interpolation": Study(
         "loss on the line between two runs' models",
         lambda a, b, **options: interpolate(a.model, b.model, a.train, test=a.test, **options),
@@ -206,10 +243,11 @@ def study(
             looked = [one for _, one in group]
             result = STUDIES[name].look(*looked, seed=seed, workers=workers, progress=progress)
             headline = STUDIES[name].headline(result)
-            found.setdefault(name, {})[" / ".join(label for label, _ in group)] = headline
+            names = [label for label, _ in group]
+            found.setdefault(name, {})[" / ".join(names)] = headline
             first = looked[0].run.out
             if write and first is not None:
-                store(first / "analysis", name, result, headline)
+                store(first / "analysis", name, result, headline, names)
     return found
 
 
@@ -241,7 +279,8 @@ def subject(
     dtype = getattr(torch, loaded.experiment.dtype)
     test = None if federation.test is None else _some(federation, [federation.test], samples, seed, dtype)
     clients = [federation.samples(client) for client in range(len(federation))]
-    return Subject(loaded, loaded.model, _some(federation, clients, samples, seed, dtype), test)
+    train = _some(federation, clients, samples, seed, dtype)
+    return Subject(loaded, loaded.model, train, test, federation, seed)
 
 
 def _some(federation: Federation, sets: Sequence[Any], count: int, seed: int, dtype: torch.dtype) -> Pair:
@@ -259,13 +298,18 @@ def _some(federation: Federation, sets: Sequence[Any], count: int, seed: int, dt
     return torch.cat(xs), torch.cat(ys)
 
 
-def store(folder: Path, name: str, result: Any, headline: Headline) -> None:
-    """Write a result as JSON, its headline into `summary.csv`, and its figure as PNG and SVG."""
+def store(folder: Path, name: str, result: Any, headline: Headline, runs: Sequence[str]) -> None:
+    """Write a result as JSON with the names of its runs, its headline into `summary.csv`, its figure as PNG and SVG."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / f"{name}.json", (json.dumps(result.to_dict(), indent=1) + "\n").encode())
+    content = {"runs": list(runs), **result.to_dict()}
+    write_atomically(folder / f"{name}.json", (json.dumps(content, indent=1) + "\n").encode())
     _update(folder / "summary.csv", name, headline)
     if hasattr(result, "plot"):
-        figure = result.plot()
+        try:
+            figure = result.plot()
+        except InputError as error:  # a package is missing: the numbers are written all the same
+            log.warning("no figure of %s: %s", name, error)
+            return
         for suffix in ("png", "svg"):
             figure.savefig(folder / f"{name}.{suffix}")
 

@@ -1,0 +1,114 @@
+"""How flat the minima of the runs in docs/results.md are: look at what `results.py` has run, then print the tables.
+
+    python benchmarks/flatness.py [const|flat] [--data-root DIR] [--out runs/results] [--figures docs/images]
+
+Eigenvalues and trace of the Hessian of every run, as means over the seeds. --figures also makes, of seed 0, the density
+of the eigenvalues and the loss surfaces. What a run folder holds already is not made again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tables import TABLES, Cell
+
+from fedflat.analysis.density import Density
+from fedflat.analysis.study import study
+from fedflat.extras import blank_figure, save_figure
+from fedflat.report.figures import COLOURS, STYLES
+
+SAMPLES = {
+    "const": {"curvature": 2000, "density": 1000, "landscape": 1000},
+    "flat": {"curvature": 1000, "landscape": 400},
+}
+FIGURES = {
+    "λ max": lambda found: found["eigenvalues"][0],
+    "λ1/λ5": lambda found: found["eigenvalues"][0] / found["eigenvalues"][4],
+    "trace": lambda found: found["trace"],
+    "|λmax/λmin|": lambda found: abs(found["eigenvalues"][0] / found["smallest"]),
+}
+FLOOR = 1e-6  # densities below this are not drawn
+
+
+def looked(cell: Cell, name: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """An analysis of a run, made if it is not there."""
+    folder = cell.folder(arguments.out)
+    path = folder / "analysis" / f"{name}.json"
+    if not path.exists():
+        samples = SAMPLES[cell.table][name]
+        study([folder], [name], root=arguments.data_root, samples=samples, workers=0, progress=True)
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def show(cells: list[Cell], arguments: argparse.Namespace) -> None:
+    """One row a method."""
+    for row in dict.fromkeys(cell.row for cell in cells):
+        found = [looked(cell, "curvature", arguments) for cell in cells if cell.row == row]
+        values = {name: [figure(each) for each in found] for name, figure in FIGURES.items()}
+        print(f"{cells[0].table:6s} {row:14s} " + "  ".join(f"{name} {spread(v)}" for name, v in values.items()))
+
+
+def spread(values: list[float]) -> str:
+    """Mean, and the deviation where there are several."""
+    return f"{statistics.mean(values):.4g}" + (f" ± {statistics.stdev(values):.2g}" if len(values) > 1 else "")
+
+
+def draw(cells: list[Cell], arguments: argparse.Namespace) -> None:
+    """Surfaces on one scale, and densities on one axis."""
+    first = [cell for cell in cells if cell.seed == 0]
+    surfaces(first, arguments, arguments.figures / f"{first[0].table}-surfaces.png")
+    if "density" in SAMPLES[first[0].table]:
+        densities(first, arguments, arguments.figures / f"{first[0].table}-density.png")
+
+
+def surfaces(cells: list[Cell], arguments: argparse.Namespace, path: Path) -> None:
+    found = {cell.row: looked(cell, "landscape", arguments) for cell in cells}
+    losses = {row: np.array(each["loss"]) for row, each in found.items()}
+    top = max(np.quantile(loss, 0.9) for loss in losses.values())
+    rows = -(-len(cells) // 3)
+    figure = blank_figure(11, 3.8 * rows)
+    for place, (row, loss) in enumerate(losses.items(), start=1):
+        axes = figure.add_subplot(rows, 3, place, projection="3d")
+        grid = np.meshgrid(*(np.array(axis) for axis in found[row]["axes"]), indexing="ij")
+        axes.plot_surface(*grid, np.minimum(loss, top), cmap="viridis", vmin=0, vmax=top, rstride=1, cstride=1)
+        axes.set_zlim(0, top)
+        axes.set_title(f"{row}: {loss[loss.shape[0] // 2, loss.shape[1] // 2]:.2f} in the middle", fontsize=10)
+    save_figure(figure, path)
+
+
+def densities(cells: list[Cell], arguments: argparse.Namespace, path: Path) -> None:
+    figure = blank_figure(8, 3.6)
+    axes = figure.subplots()
+    for place, cell in enumerate(cells):
+        rule = looked(cell, "density", arguments)["density"]
+        density = Density.of(torch.tensor(rule["nodes"]), torch.tensor(rule["weights"]))
+        look = {"color": COLOURS[place], "linestyle": STYLES[place]}
+        axes.semilogy(density.grid.numpy(), density.values.clamp_min(FLOOR).numpy(), label=cell.row, **look)
+    axes.set_xlabel("eigenvalue")
+    axes.set_ylabel("density")
+    axes.legend(frameon=False)
+    save_figure(figure, path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", nargs="?", choices=list(SAMPLES))
+    parser.add_argument("--data-root")
+    parser.add_argument("--out", type=Path, default=Path("runs/results"))
+    parser.add_argument("--figures", type=Path)
+    arguments = parser.parse_args()
+    for name in [arguments.what] if arguments.what else SAMPLES:
+        show(TABLES[name], arguments)
+        if arguments.figures:
+            draw(TABLES[name], arguments)
+
+
+if __name__ == "__main__":
+    main()
