@@ -35,7 +35,7 @@ COMMANDS = {
     "cost": Command("cost", "what methods cost a client: operations, stored parameters, memory, time"),
     "analyze": Command("analyze", "look at finished runs: curvature, landscapes, robustness, calibration"),
     "show": Command("show", "table and curves of runs, finished or not, in the terminal"),
-    "report": Command("report", "one HTML file about runs: results, flatness, clients, cost; refreshed while they go on"),
+    "report": Command("report", "one HTML page about runs: results, flatness, clients, cost; also while they go on"),
     "compare": Command("compare", "runs beside each other: spread over seeds, significance, rounds to targets, cost"),
 }
 EXAMPLES = """\

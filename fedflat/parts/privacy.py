@@ -70,7 +70,8 @@ class DP(Part):
     def upload(self, local: Local, delta: Tensor) -> Tensor:
         """Clip, and see to it that nothing else leaves the client."""
         others = sorted(local.sent.keys() - {AllClients.name})
-        self.require(self.noise == 0 or not others, f"{', '.join(others)} sends what is neither clipped nor noised")
+        told = f"{', '.join(others)} sends what is neither clipped nor noised: leave it out, or set noise=0"
+        self.require(self.noise == 0 or not others, told)
         return bounded(delta, self.clip)
 
     def combine(self, server: Server, updates: Iterable[Update]) -> Tensor:
