@@ -8,6 +8,7 @@ import json
 import os
 import select
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+KEYS = {"Enter": 13, "ArrowLeft": 37}
 PATIENCE = 240.0  # seconds for one answer, on a machine that is busy
 OPTIONS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run")
 
@@ -114,13 +116,9 @@ class Browser:
 
     def press(self, key: str) -> None:
         """Strike a key."""
+        typed = {"text": "\r"} if key == "Enter" else {}
         for kind in ("keyDown", "keyUp"):
-            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key)
-
-    def screenshot(self, path: Path) -> None:
-        """The whole page as a picture."""
-        found = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)
-        path.write_bytes(base64.b64decode(found["data"]))
+            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=KEYS[key], **typed)
 
     def pdf(self) -> bytes:
         """The page as it prints."""
@@ -130,17 +128,26 @@ class Browser:
 @contextmanager
 def browser(program: str) -> Iterator[Browser]:
     """Start a browser with a profile of its own and end it."""
-    (child_reads, we_write), (we_read, child_writes) = os.pipe(), os.pipe()
+    theirs, we_write = os.pipe()
+    we_read, answers = os.pipe()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         words = [program, *OPTIONS, f"--user-data-dir={profile}", "--remote-debugging-pipe"]
-        command = ["sh", "-c", f'exec "$@" 3<&{child_reads} 4>&{child_writes}', "sh", *words]
-        process = subprocess.Popen(command, pass_fds=(child_reads, child_writes), stderr=subprocess.DEVNULL)
-        os.close(child_reads)
-        os.close(child_writes)
+        process = _started(words, theirs, answers)
         try:
             yield Browser(we_write, we_read)
         finally:
-            process.terminate()
-            process.wait()
+            os.kill(process, signal.SIGTERM)
+            os.waitpid(process, 0)
             os.close(we_write)
             os.close(we_read)
+
+
+def _started(words: list[str], theirs: int, answers: int) -> int:
+    """The process, which reads commands from descriptor 3 and writes answers to 4."""
+    apart = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in (theirs, answers)]  # neither may be 3 or 4 before
+    actions = [(os.POSIX_SPAWN_DUP2, apart[0], 3), (os.POSIX_SPAWN_DUP2, apart[1], 4)]
+    quiet = [(os.POSIX_SPAWN_OPEN, stream, os.devnull, os.O_WRONLY, 0) for stream in (1, 2)]
+    process = os.posix_spawn(words[0], words, os.environ, file_actions=[*actions, *quiet])
+    for end in (theirs, answers, *apart):
+        os.close(end)
+    return process

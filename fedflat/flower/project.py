@@ -1,0 +1,135 @@
+"""A ready Flower project for an experiment: apps, configuration, certificates and keys for a trial, how to start."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fedflat.errors import InputError
+from fedflat.experiment import Experiment
+from fedflat.flower.keys import DAYS, write_certificates, write_node_key
+
+PORT = 8000
+
+PYPROJECT = """\
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "federation"
+version = "1.0.0"
+description = "A federated experiment, deployed with Flower"
+license = "MIT"
+dependencies = ["fedflat[flower]"]
+
+[tool.hatch.build.targets.wheel]
+packages = ["."]
+
+[tool.flwr.app]
+publisher = "fedflat"
+fab-include = ["federation.py", "experiment.toml"]
+
+[tool.flwr.app.components]
+serverapp = "federation:server"
+clientapp = "federation:client"
+
+[tool.flwr.app.config]
+out = "run"  # the run folder, where the server is started
+"""
+
+APPS = '''\
+"""The two apps of this federation: one runs on the server, the other on every client."""
+
+from pathlib import Path
+
+from fedflat import Experiment
+from fedflat.flower import client_app, named_data, server_app
+
+experiment = Experiment.from_toml(Path(__file__).parent / "experiment.toml")
+
+# For a trial, every client takes its part of the data set that the experiment names, and the server its test set. To
+# train on data of your own, give instead of `data` below a function of the node's context that reads this client's
+# samples, such as `def data(context): return x, y`, and to the server its own test set, or none.
+data = named_data(experiment)
+
+server = server_app(experiment, test=data, timeout=600, wait=600)
+client = client_app(experiment, data=data)
+'''
+
+CONFIG = """\
+[superlink]
+default = "trial"
+
+[superlink.trial]
+address = "{host}:{port}"
+root-certificates = "{authority}"
+
+[superlink.simulation]
+address = ":local:"
+options.num-supernodes = {clients}
+"""
+
+README = """\
+# A federation of {clients} clients
+
+`experiment.toml` says what is trained, `federation.py` on which data. All commands are run in this folder, with
+`pip install 'fedflat[flower]'` done, and after
+
+```console
+export FLWR_HOME=$PWD/flower FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
+```
+
+The four commands:
+
+```console
+# 1. the server's link to the world
+flower-superlink --host {host} --port {port} --ssl-ca-certfile keys/ca.pem --ssl-certfile keys/server.pem \\
+    --ssl-keyfile keys/server.key --enable-supernode-auth --disable-runtime-dependency-installation
+
+# 2. who may join: each client's public key, once
+for n in {numbers}; do flwr supernode register keys/node-$n.pub trial; done
+
+# 3. one node for each client, on the machine that holds its data (here: all on this one, client 0)
+flower-supernode --superlink {host}:{port} --root-certificates keys/ca.pem \\
+    --auth-supernode-private-key keys/node-0 --node-config 'client=0 state="state"' --port 9100
+
+# 4. train; the same command goes on with the round it was in if it was stopped
+flwr run . trial --stream
+```
+
+Node n takes `keys/node-n`, `client=n` and, where several are on one machine, a port of its own.
+What comes out is in `run/`: `fedflat show run`. Clients keep what the method has them keep in `state/`; it never leaves
+them. Without any of this, on one machine (`pip install 'flwr[simulation]'`): `flwr run . simulation --stream`.
+
+**`keys/` is for trials only.** The certificates are signed by an authority that was made up on the spot, are valid for
+{days} days, and all private keys were made on one machine. For anything else have a server certificate of your own
+authority, and every client make its key itself (`ssh-keygen -t ecdsa -b 384 -N "" -f node`) and send you `node.pub`.
+"""
+
+
+def write_project(folder: Path, experiment: Experiment, hosts: Sequence[str] = ("127.0.0.1", "localhost")) -> None:
+    """Write a project into a new or empty folder. hosts: names and addresses of the server, the first to connect to."""
+    if folder.exists() and any(folder.iterdir()):
+        raise InputError(f"{folder} is not empty; choose another folder for the project")
+    keys, flower = folder / "keys", folder / "flower"
+    for made in (keys, flower):
+        made.mkdir(parents=True, exist_ok=True)
+    keys.chmod(0o700)
+    write_certificates(keys, hosts)
+    for client in range(experiment.clients):
+        write_node_key(keys, client)
+    facts: dict[str, Any] = {"clients": experiment.clients, "host": hosts[0], "port": PORT, "days": DAYS}
+    facts["authority"] = keys.resolve() / "ca.pem"
+    numbers = "0" if experiment.clients == 1 else f"$(seq 0 {experiment.clients - 1})"
+    texts = {
+        "pyproject.toml": PYPROJECT,
+        "federation.py": APPS,
+        "experiment.toml": experiment.to_toml(),
+        "flower/config.toml": CONFIG.format(**facts),
+        "README.md": README.format(numbers=numbers, **facts),
+        ".gitignore": "keys/\nflower/\nrun/\nstate/\n",
+    }
+    for name, text in texts.items():
+        (folder / name).write_text(text)
