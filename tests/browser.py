@@ -19,7 +19,7 @@ from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 KEYS = {"Enter": 13, "ArrowLeft": 37}
-PATIENCE = 240.0  # seconds for one answer, on a machine that is busy
+PATIENCE = 120.0  # seconds for one answer, on a machine that is busy
 OPTIONS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run")
 
 

@@ -96,14 +96,20 @@ def test_a_hostile_run_is_shown_and_does_nothing(tab: Browser, runs: list[Path],
 
 
 def test_a_page_that_loads_itself_again_keeps_its_place(tab: Browser, runs: list[Path], tmp_path: Path) -> None:
-    path = write(records_in(runs), tmp_path / "r.html", reload=1.5)
+    path, hold = (
+        write(records_in(runs), tmp_path / "r.html", reload=60),
+        "window.setTimeout = f => { window.later = f }",
+    )
+    held = tab.call("Page.addScriptToEvaluateOnNewDocument", source=hold)
     tab.open(path)
+    tab.call("Page.removeScriptToEvaluateOnNewDocument", **held)
     loads = tab.loaded
     tab.evaluate("(document.documentElement.style.scrollBehavior = 'auto', scrollTo(0, 1500))")
     tab.evaluate("document.querySelector('#curves [data-key=g1]').click()")
     write(records_in(runs), path)  # the runs have ended
+    tab.evaluate("later()")
     tab.wait_for_load(loads + 1)
-    assert tab.evaluate("new Promise(done => setTimeout(() => done(scrollY), 200))") == 1500
+    assert tab.evaluate("new Promise(done => setTimeout(() => done(scrollY), 300))") == 1500
     assert tab.evaluate("document.querySelector('[data-key=g1]').ariaPressed") == "false"
     assert tab.evaluate("document.getElementById('live').hidden")
 

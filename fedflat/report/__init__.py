@@ -1,1 +1,1 @@
-"""Showing results: tables and plots in the terminal, pictures. `records` reads run folders without torch."""
+"""Showing results: tables and plots in the terminal, pictures, the HTML report. `records` reads folders without torch."""

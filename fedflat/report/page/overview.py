@@ -10,7 +10,9 @@ from fedflat.report.comparison import Row
 from fedflat.report.page.markup import Html, Section, joined, table, tag
 from fedflat.report.page.page import Page, named
 from fedflat.report.page.words import MISSING, TIE, duration, number, percent
-from fedflat.report.records import TAIL
+from fedflat.report.records import TAIL, first_measured
+
+OWN = ("personal_mean", "clients_mean")  # metrics of the clients on their own test data, the best model they have first
 
 
 def summary(page: Page) -> Section:
@@ -24,8 +26,8 @@ def summary(page: Page) -> Section:
 
 
 def _notes(page: Page) -> Html:
-    """What must be known of p-values, where there are any."""
-    notes = [note for note in page.comparison.notes if note.startswith(("p:", "A test", "The runs of", "No accuracy"))]
+    """What else must be known of the table; the first note says what the section's own sentence says."""
+    notes = page.comparison.notes[1:]
     return tag("p", " ".join(notes), class_="small") if notes else Html()
 
 
@@ -36,14 +38,9 @@ def _said(page: Page) -> Iterator[Html]:
     flat = sharpness(page)
     if len(flat) > 1:
         yield _flattest(flat, max(rows, key=lambda row: float(row["tail"]))["runs"] if rows else "")
-    low = [row for row in rows if row["low5"] is not None]
-    if low:
-        best = max(low, key=lambda row: float(row["low5"]))
-        yield joined(
-            ["The worst-off 5 % of the clients fare best with ", _strong(best), f": {percent(best['low5'])}."]
-            if len(low) > 1
-            else ["The worst-off 5 % of the clients reach ", percent(best["low5"]), "."]
-        )
+    served, low = served_clients(page), {row["runs"]: row["low5"] for row in page.comparison.rows}
+    if len(served) > 1:
+        yield _fairest(served, {label: low[label] for label in served})
     waiting = sum(row["unfinished"] for row in page.comparison.rows)
     if waiting:
         runs = "1 run is" if waiting == 1 else f"{waiting} runs are"
@@ -77,6 +74,23 @@ def _flattest(flat: dict[str, float], winner: str) -> Html:
     )
 
 
+def _fairest(served: dict[str, float], low: dict[str, float]) -> Html:
+    """With whom the clients fare best on average, and with whom those who fare worst do."""
+    best, kindest = max(served, key=lambda label: served[label]), max(low, key=lambda label: low[label])
+    worst = "the worst-off 5 % of them" + ("" if best == kindest else " with ")
+    names = [tag("strong", best), "" if best == kindest else tag("strong", kindest)]
+    return joined(
+        [
+            *(
+                "On their own test data the clients fare best with ",
+                names[0],
+                f" ({percent(served[best])} on average), ",
+            ),
+            *(worst, names[1], f" ({percent(low[kindest])})."),
+        ]
+    )
+
+
 def _strong(row: Row) -> Html:
     return tag("strong", row["runs"])
 
@@ -90,31 +104,44 @@ def sharpness(page: Page) -> dict[str, float]:
     return {}
 
 
+def served_clients(page: Page) -> dict[str, float]:
+    """Mean accuracy of the clients on their own test data, with their own models where they have any, by group."""
+    found = {
+        group.label: [record.last(first_measured([record], *OWN)) for record in group.records] for group in page.groups
+    }
+    kept = {label: [value for value in values if value is not None] for label, values in found.items()}
+    return {label: fmean(values) for label, values in kept.items() if values}
+
+
 Column = tuple[str, Callable[[Row], str], Callable[[Row], float | None]]
 
 
 def _headline(page: Page) -> Html:
     """One row a group; the best value of each column is marked."""
     columns, rows = _columns(page), page.comparison.rows
-    best = {head: max((v for v in map(rank, rows) if v is not None), default=None) for head, _, rank in columns}
     body = [
-        [named(group), *(_marked(text(row), rank(row), best[head], len(rows)) for head, text, rank in columns)]
+        [named(group), *(_marked(text(row), rank(row), list(map(rank, rows))) for _, text, rank in columns)]
         for group, row in zip(page.groups, rows, strict=True)
     ]
     what = "accuracy" if page.metric == "accuracy" else "accuracy of own models"
     return table(["method", *(head for head, *_ in columns)], body, f"Headline figures: {what}")
 
 
-def _marked(text: str, value: float | None, best: float | None, rows: int) -> str:
-    return tag("b", text) if value is not None and value == best and rows > 1 else text
+def _marked(text: str, value: float | None, column: list[float | None]) -> str:
+    """The text, marked if its value is the highest of two or more."""
+    values = [each for each in column if each is not None]
+    return tag("b", text) if len(values) > 1 and value == max(values) else text
 
 
 def _columns(page: Page) -> list[Column]:
     """(head, text, what ranks it) of the columns that have something to show."""
-    rows, flat = page.comparison.rows, sharpness(page)
+    rows, flat, served = page.comparison.rows, sharpness(page), served_clients(page)
     columns: list[Column] = [("seeds", lambda row: str(len(set(row["seeds"]))), lambda row: None)]
     columns += [_share(name, name) for name in ("tail", "last", "best")]
-    if any(row["low5"] is not None for row in rows):
+    if served:
+        columns.append(
+            ("mean of clients", lambda row: percent(served.get(row["runs"])), lambda row: served.get(row["runs"]))
+        )
         columns.append(_share("lowest 5 % of clients", "low5"))
     if flat:
         columns.append(("λ max", lambda row: number(flat.get(row["runs"])), lambda row: _less(flat.get(row["runs"]))))

@@ -60,7 +60,7 @@ def targets(page: Page) -> Section | None:
     rows = [[named(group), *(_reached(page, group, goal) for goal in goals)] for group in page.groups]
     how = (
         "The first round at which the mean curve reaches an accuracy, in brackets each seed’s; fewer rounds are less "
-        "communication, and 60+ says that 60 rounds were not enough."
+        "communication, and a plus says that so many were not enough."
     )
     body = [table(heads, rows, "Rounds to an accuracy", look="barred")]
     return Section("targets", "Rounds to a target", how, body, "Targets")
@@ -86,10 +86,10 @@ def _reached(page: Page, group: Group, goal: float) -> Html:
     """The round of the mean curve, then of each seed, over a bar as long as the share of the rounds it takes."""
     runs = [_mean(page, group.records), *(_mean(page, [record]) for record in group.records)]
     rounds = [next((x for x, y in zip(r["x"], r["y"], strict=True) if y >= goal), None) if r else None for r in runs]
-    most = max(record.rounds for record in group.records)
-    mean, *each = (f"{most}+" if first is None else f"{first:g}" for first in rounds)
+    done = max(record.rounds for record in group.records)
+    mean, *each = (f"{done}+" if first is None else f"{first:g}" for first in rounds)
     seeds = f" ({', '.join(each)})" if len(each) > 1 else ""
-    share = 1.0 if rounds[0] is None else rounds[0] / most
+    share = (done if rounds[0] is None else rounds[0]) / max(record.rounds for record in page.records)
     return joined([tag("strong", mean), tag("span", seeds, class_="small"), bar(share, group.place, rounds[0] is None)])
 
 
