@@ -1,1 +1,1 @@
-"""Showing results: tables and plots in the terminal, pictures, the HTML report. `records` reads folders without torch."""
+"""Showing results: terminal tables and plots, pictures, the HTML report. `records` reads run folders without torch."""

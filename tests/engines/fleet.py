@@ -78,11 +78,14 @@ class Fleet:
         with contextlib.suppress(subprocess.TimeoutExpired):
             for process in self.processes:
                 process.wait(5)
-        for identity in self.members():
+        wait_until(self._ended, "the processes to end")
+
+    def _ended(self) -> bool:
+        left = self.members()
+        for identity in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(identity, signal.SIGKILL)
-        for process in self.processes:
-            process.wait(10)
+        return not left and all(process.poll() is not None for process in self.processes)
 
     def members(self) -> list[int]:
         """Processes that know the project's folder as Flower's home (Linux)."""

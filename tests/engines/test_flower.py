@@ -420,7 +420,7 @@ experiment = Experiment.from_toml(Path(__file__).parent / "experiment.toml")
 held = Federation([blobs(n, n) for n in (8, 12, 10)], test=blobs(30, 0))
 honest = client_app(experiment, data=held)
 client = Garbled()
-server = server_app(experiment, test=held, timeout=40, wait=200)
+server = server_app(experiment, test=held, participants=lambda t: [0, 1, 2] if t < 2 else [1], timeout=70, wait=200)
 '''
 
 
@@ -431,7 +431,7 @@ def test_a_superlink_and_three_supernodes_with_tls_and_keys(tmp_path: Path) -> N
         method="scaffold",
         clients=3,
         participation="all",
-        rounds=5,
+        rounds=3,
         local_steps=2,
         batch_size=4,
         lr=0.05,
@@ -453,13 +453,20 @@ def test_a_superlink_and_three_supernodes_with_tls_and_keys(tmp_path: Path) -> N
         wait_until(lambda: rounds() >= 1, "the first round")
         nodes[1].kill()
         nodes[1].wait()
-        there.supernode(1)
-        wait_until(lambda: rounds() == 5, "the last round")
+        again = there.supernode(1)
+
+        def finished() -> bool:
+            nonlocal again
+            if again.poll() is not None:  # for a minute the SuperLink takes the first one to be there, and refuses it
+                again = there.supernode(1)
+            return rounds() == 3
+
+        wait_until(finished, "the last round")
     assert not there.members()
     deployed = fedflat.load_run(tmp_path / "project" / "run")
-    heard = [[row["client"] for row in deployed.clients if row["round"] == t] for t in range(1, 6)]
-    assert heard[0] == [0, 1] and 1 in heard[-1] and all(2 not in clients for clients in heard)
-    assert all(row["left_out"] >= 1 for row in deployed.metrics)
+    heard = [[row["client"] for row in deployed.clients if row["round"] == t] for t in (1, 2, 3)]
+    assert heard == [[0, 1], [0], [1]]
+    assert [row["left_out"] for row in deployed.metrics] == [1, 2, 0]
     scope: dict[str, Any] = {"__file__": str(tmp_path / "project" / "federation.py")}
     exec(APPS, scope)
     here = fedflat.run(experiment.replace(backend="serial"), federation=scope["held"], participants=lambda t: heard[t])

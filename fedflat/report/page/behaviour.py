@@ -8,7 +8,7 @@ from typing import Any
 
 from fedflat.report.page.flatness import lines, pairs
 from fedflat.report.page.markup import Section, table
-from fedflat.report.page.page import Page, named
+from fedflat.report.page.page import Page, beside, named
 from fedflat.report.page.words import with_spread
 
 GAPS = {
@@ -51,7 +51,7 @@ def calibration(page: Page) -> Section | None:
         "On the diagonal a model is as often right as it is sure; below it, it is overconfident. The calibration "
         "error is the mean distance from it."
     )
-    body = [page.legend(), drawn, table(["method", "calibration error"], rows, "Calibration error")]
+    body = [page.legend(), beside(drawn, table(["method", "calibration error"], rows, "Calibration error"))]
     return Section("calibration", "Does it know what it knows?", how, body, "Calibration")
 
 

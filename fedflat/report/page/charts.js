@@ -44,7 +44,7 @@ function path(x, y, xs, ys, least) {
 
 function lines(host, plot) {
   const log = plot.y.log, least = log ? plot.y.least || 0 : -Infinity, series = plot.series.filter((one) => !hidden.has(one.key));
-  const box = frame(host, 290, [10, 14, 46, 54], plot.label);
+  const box = frame(host, 290, [10, 20, 46, 54], plot.label);
   if (!series.length) return;
   const fine = (value) => value !== null && value > least;
   const xs = plot.series.flatMap((one) => one.x);
@@ -80,9 +80,9 @@ function follow(box, x, y, plot, series) {
   const layer = element("g", {}, box.svg);
   const wide = FORMS[plot.x.form || "number"], tall = FORMS[plot.y.form || "number"];
   let at = places.length - 1;
-  const clear = () => { layer.replaceChildren(); tip.hide(); };
+  const leave = () => { layer.replaceChildren(); tip.hide(); };
   const show = () => {
-    clear();
+    leave();
     const value = places[at], left = x(value), told = [];
     element("line", { class: "cursor", x1: left, x2: left, y1: box.top, y2: box.bottom }, layer);
     for (const one of series) {
@@ -94,7 +94,9 @@ function follow(box, x, y, plot, series) {
     }
     const spot = box.svg.getBoundingClientRect(), zoom = spot.width / box.width;
     const texts = told.sort((a, b) => b[0] - a[0]).map(([, text]) => text);
-    tip.show([`${plot.x.label} ${wide(value)}`, ...texts].join("\n"), spot.left + left * zoom, spot.top + 40);
+    const above = told.filter(([value]) => y(value) < (box.top + box.bottom) / 2).length > told.length / 2;
+    const clear = spot.top + zoom * (above ? box.bottom : box.top);  // where the lines are not
+    tip.show([`${plot.x.label} ${wide(value)}`, ...texts].join("\n"), spot.left + left * zoom, clear);
   };
   box.svg.setAttribute("tabindex", "0");
   box.svg.addEventListener("pointermove", (event) => {
@@ -102,11 +104,11 @@ function follow(box, x, y, plot, series) {
     at = nearest(places, x.back((event.clientX - spot.left) / spot.width * box.width));
     show();
   });
-  box.svg.addEventListener("pointerleave", clear);
-  box.svg.addEventListener("blur", clear);
+  box.svg.addEventListener("pointerleave", leave);
+  box.svg.addEventListener("blur", leave);
   box.svg.addEventListener("keydown", (event) => {
     const step = { ArrowLeft: -1, ArrowRight: 1, Home: -places.length, End: places.length }[event.key];
-    if (event.key === "Escape") clear();
+    if (event.key === "Escape") leave();
     if (!step) return;
     event.preventDefault();
     at = Math.min(Math.max(at + step, 0), places.length - 1);

@@ -45,7 +45,8 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]], caption: str, loo
         tag("tr", tag("th", row[0], scope="row"), *(_cell(h, c) for h, c in zip(heads[1:], row[1:], strict=True)))
         for row in rows
     ]
-    return tag("table", tag("caption", caption), tag("thead", top), tag("tbody", *body), class_=look)
+    made = tag("table", tag("caption", caption), tag("thead", top), tag("tbody", *body), class_=look)
+    return tag("div", made, class_="scroll")
 
 
 def _cell(head: str, content: str) -> Html:

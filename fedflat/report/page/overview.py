@@ -11,6 +11,7 @@ from fedflat.report.page.markup import Html, Section, joined, table, tag
 from fedflat.report.page.page import Page, named
 from fedflat.report.page.words import MISSING, TIE, duration, number, percent
 from fedflat.report.records import TAIL, first_measured
+from fedflat.report.significance import ENOUGH
 
 OWN = ("personal_mean", "clients_mean")  # metrics of the clients on their own test data, the best model they have first
 
@@ -26,9 +27,15 @@ def summary(page: Page) -> Section:
 
 
 def _notes(page: Page) -> Html:
-    """What else must be known of the table; the first note says what the section's own sentence says."""
-    notes = page.comparison.notes[1:]
-    return tag("p", " ".join(notes), class_="small") if notes else Html()
+    """What the p-values are, or why there are none."""
+    tests = dict.fromkeys(row["test"] for row in page.comparison.rows if row["p"] is not None)
+    if tests:
+        return tag(
+            "p", f"p: two-sided {' or '.join(tests)} of the tails against those of the first row.", class_="small"
+        )
+    few = any(row["test"] == "too few seeds" for row in page.comparison.rows)
+    note = f"Whether a difference is more than chance can be told from {ENOUGH} seeds of each method."
+    return tag("p", note, class_="small") if few else Html()
 
 
 def _said(page: Page) -> Iterator[Html]:
@@ -77,7 +84,7 @@ def _flattest(flat: dict[str, float], winner: str) -> Html:
 def _fairest(served: dict[str, float], low: dict[str, float]) -> Html:
     """With whom the clients fare best on average, and with whom those who fare worst do."""
     best, kindest = max(served, key=lambda label: served[label]), max(low, key=lambda label: low[label])
-    worst = "the worst-off 5 % of them" + ("" if best == kindest else " with ")
+    worst = "and so do the worst-off 5 % of them" if best == kindest else "the worst-off 5 % of them with "
     names = [tag("strong", best), "" if best == kindest else tag("strong", kindest)]
     return joined(
         [

@@ -64,11 +64,12 @@ function legends() {
 
 function menu() {
   const links = new Map([...document.querySelectorAll(".links a")].map((link) => [link.hash.slice(1), link]));
+  const seen = new Set();
   const watch = new IntersectionObserver((entries) => {
-    const seen = entries.find((entry) => entry.isIntersecting);
-    if (!seen) return;
-    links.forEach((link) => link.removeAttribute("aria-current"));
-    const link = links.get(seen.target.id);
+    for (const entry of entries) entry.isIntersecting ? seen.add(entry.target.id) : seen.delete(entry.target.id);
+    const link = [...links].filter(([key]) => seen.has(key)).at(-1)?.[1];
+    if (!link) return;
+    links.forEach((each) => each.removeAttribute("aria-current"));
     link.setAttribute("aria-current", "true");
     link.parentElement.scrollTo({ left: link.offsetLeft - link.parentElement.offsetLeft - 60 });
   }, { rootMargin: "-10% 0px -80%" });

@@ -83,7 +83,7 @@ def _differences(page: Page) -> Html:
     if names in ([], ["method"]):
         return Html()
     rows = [[named(g), *(str(getattr(g.records[0].experiment, name)) for name in names)] for g in page.groups]
-    return table(["runs", *names], rows, "Settings in which the runs differ")
+    return table(["runs", *names], rows, "Settings in which the runs differ", look="words")
 
 
 def _settings(page: Page) -> Html:

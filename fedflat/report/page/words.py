@@ -47,16 +47,22 @@ def duration(seconds: float) -> str:
 
 
 def with_spread(values: Sequence[float]) -> str:
-    """Mean ± sample standard deviation with two digits of the latter; the mean alone of a single value.
+    """Mean ± sample standard deviation with two digits of the latter, three of the mean; the mean alone of one value.
 
     >>> with_spread([2.0, 2.1]), with_spread([41.0, 49.0]), with_spread([0.5])
-    ('2.050\\xa0±\\xa00.071', '45.0\\xa0±\\xa05.7', '0.5')
+    ('2.05\\xa0±\\xa00.07', '45.0\\xa0±\\xa05.7', '0.5')
     """
     deviation = stdev(values) if len(values) > 1 else 0.0
     if not deviation:
         return number(fmean(values)) if values else MISSING
-    digits = max(0, 1 - math.floor(math.log10(deviation)))
-    return f"{fmean(values):.{digits}f}{TIE}±{TIE}{deviation:.{digits}f}"
+    mean = fmean(values)
+    digits = max(0, min(1 - _order(deviation), 2 - _order(mean or deviation)))
+    return f"{mean:.{digits}f}{TIE}±{TIE}{deviation:.{digits}f}"
+
+
+def _order(value: float) -> int:
+    """The power of ten of the first digit."""
+    return math.floor(math.log10(abs(value)))
 
 
 def listed(names: Sequence[str]) -> str:
