@@ -19,7 +19,7 @@ from fedflat import Experiment, FedflatError
 from fedflat.analysis.study import study
 from fedflat.cli import describe, warnings_shown
 from fedflat.report.html import report
-from fedflat.report.records import read_records
+from fedflat.report.records import records_of
 from fedflat.report.terminal import charts, console, runs_table, say, shown_path
 from fedflat.series import run_all, series
 
@@ -56,7 +56,7 @@ def main() -> None:
 
 def show(folders: list[Path], page: Path) -> None:
     """The table, the curves, and where everything is."""
-    records, out = read_records(folders), console()
+    records, out = records_of(folders), console()
     out.print(runs_table(records))
     out.print(charts(records, out.width))
     out.print(f"look again with: fedflat show {shown_path(page.parent)}", soft_wrap=True, markup=False)

@@ -27,7 +27,7 @@ from fedflat.report.html import report
 from fedflat.report.page.page import Page as Draft
 from fedflat.report.page.series import POINTS, spread, thinned
 from fedflat.report.page.training import chosen_targets
-from fedflat.report.records import Record, grouped, read_records
+from fedflat.report.records import Record, grouped, records_of
 
 EVIL = "</script><img src=x onerror=alert(1)>"
 
@@ -67,7 +67,7 @@ def test_runs_that_differ_by_seed_are_one_line_with_their_range(runs: list[Path]
     assert (both["low"][-1], both["high"][-1]) == pytest.approx(sorted((first, second)), rel=1e-4)
     assert single["y"][-1] == pytest.approx(rows(runs[2])[-1]["accuracy"], rel=1e-4)
     assert "low" not in single
-    assert {name: len(records) for name, records in grouped(read_records(runs)).items()} == {
+    assert {name: len(records) for name, records in grouped(records_of(runs)).items()} == {
         "fedavg": 2,
         "fedavg+sam": 1,
     }
@@ -197,7 +197,7 @@ def test_thinning_keeps_both_ends(count: int) -> None:
 
 
 def test_targets_are_reached_by_all_or_by_the_best(runs: list[Path]) -> None:
-    draft = Draft(read_records(runs))
+    draft = Draft(records_of(runs))
     goals = chosen_targets(draft)
     tops = [max(spread([record.points("accuracy") for record in group.records])["y"]) for group in draft.groups]
     assert goals[-1] <= max(tops) < goals[-1] + 0.01
@@ -304,7 +304,7 @@ def test_a_run_that_a_callback_stopped_has_ended(tmp_path: Path) -> None:
             return "enough"
 
     fedflat.run(experiment(), out=tmp_path / "run", callbacks=[Enough()])
-    (record,) = read_records([tmp_path / "run"])
+    (record,) = records_of([tmp_path / "run"])
     assert record.unfinished and watch.ended(record)
 
 

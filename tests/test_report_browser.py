@@ -11,7 +11,8 @@ from browser import Browser, browser, find_chromium
 from report_worlds import analysed, three_runs
 from test_report import EVIL
 
-from fedflat.report.html import records_in, report, write
+from fedflat.report.html import report, write
+from fedflat.report.records import records_of
 
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 EMPTY = (
@@ -97,7 +98,7 @@ def test_a_hostile_run_is_shown_and_does_nothing(tab: Browser, runs: list[Path],
 
 def test_a_page_that_loads_itself_again_keeps_its_place(tab: Browser, runs: list[Path], tmp_path: Path) -> None:
     path, hold = (
-        write(records_in(runs), tmp_path / "r.html", reload=60),
+        write(records_of(runs), tmp_path / "r.html", reload=60),
         "window.setTimeout = f => { window.later = f }",
     )
     held = tab.call("Page.addScriptToEvaluateOnNewDocument", source=hold)
@@ -106,7 +107,7 @@ def test_a_page_that_loads_itself_again_keeps_its_place(tab: Browser, runs: list
     loads = tab.loaded
     tab.evaluate("(document.documentElement.style.scrollBehavior = 'auto', scrollTo(0, 1500))")
     tab.evaluate("document.querySelector('#curves [data-key=g1]').click()")
-    write(records_in(runs), path)  # the runs have ended
+    write(records_of(runs), path)  # the runs have ended
     tab.evaluate("later()")
     tab.wait_for_load(loads + 1)
     assert tab.evaluate("new Promise(done => setTimeout(() => done(scrollY), 300))") == 1500

@@ -140,12 +140,12 @@ def _run_one(
 
 def _show_all(members: Sequence[Member]) -> None:
     """The table of all runs of a grid that have begun."""
-    from fedflat.report.records import read_records
+    from fedflat.report.records import records_of
     from fedflat.report.terminal import console, runs_table, say, shown_path
 
     begun = [member.folder for member in members if (member.folder / "experiment.toml").exists()]
     if begun:
-        console().print(runs_table(read_records(begun)))
+        console().print(runs_table(records_of(begun)))
     folder = shown_path(members[0].folder.parent)
     say(f"{len(begun)} runs in {folder}; means over their seeds: fedflat compare {folder}")
 

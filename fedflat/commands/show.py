@@ -19,10 +19,10 @@ def configure(parser: Parser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Print the table and the curves."""
-    from fedflat.report.records import read_records
+    from fedflat.report.records import records_of
     from fedflat.report.terminal import charts, console, runs_table
 
-    records, out = read_records(arguments.runs), console()
+    records, out = records_of(arguments.runs), console()
     out.print(runs_table(records))
     out.print(charts(records, out.width))
     if arguments.png:

@@ -18,7 +18,7 @@ from fedflat.report.page.markup import Html, Section, escaped, joined, tag
 from fedflat.report.page.page import Page
 from fedflat.report.page.series import rounded
 from fedflat.report.page.words import listed
-from fedflat.report.records import Record, read_records, record_of, records_of
+from fedflat.report.records import Record, records_of
 
 if TYPE_CHECKING:
     from fedflat.result import Run
@@ -39,13 +39,7 @@ def report(runs: Iterable[Run | Record | str | Path], path: str | Path = "report
     Runs that differ in nothing but the seed are shown as one, with their spread. Whatever `fedflat analyze` and
     `--watch` left in the run folders is shown as well.
     """
-    return write(records_in(runs), path, title)
-
-
-def records_in(runs: Iterable[Run | Record | str | Path]) -> list[Record]:
-    """Records of runs and of run folders, a folder of run folders standing for all of them; told apart by labels."""
-    found = [read_records([run]) if isinstance(run, (str, Path)) else [record_of(run)] for run in runs]
-    return records_of(record for records in found for record in records)
+    return write(records_of(runs), path, title)
 
 
 def write(records: Sequence[Record], path: str | Path, title: str = "", reload: float = 0.0) -> Path:

@@ -108,11 +108,6 @@ def records_of(runs: Iterable[Run | Record | str | Path]) -> list[Record]:
     return [replace(record, label=label) for record, label in zip(records, labels(records), strict=True)]
 
 
-def read_records(paths: Sequence[str | Path]) -> list[Record]:
-    """Records of run folders; a folder of run folders stands for all of them."""
-    return records_of(paths)
-
-
 def labels(records: Sequence[Record]) -> list[str]:
     """The method of each run, and whichever fields differ among them; the folder where nothing does."""
     fields = dict.fromkeys(["method", *differing(records)])

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fedflat.report.html import records_in, write
-from fedflat.report.records import Record
+from fedflat.report.html import write
+from fedflat.report.records import Record, records_of
 
 SECONDS = 2.0  # between looks at the files
 RELOAD = 5.0  # seconds after which the page loads itself again
@@ -30,7 +30,7 @@ def follow(runs: Sequence[str | Path], path: str | Path, begun: Callable[[Path],
             if stamps == seen and written and all(map(ended, records)):
                 return written  # nothing has changed since the last run was found to have ended
             if stamps != seen:
-                seen, records = stamps, records_in(run for run in runs if _holds_runs(Path(run)))
+                seen, records = stamps, records_of(run for run in runs if _holds_runs(Path(run)))
                 written = _written(records, path, title, written, begun)
             time.sleep(max(SECONDS, 4 * (time.monotonic() - start)))  # leave the processor to the runs
     finally:
