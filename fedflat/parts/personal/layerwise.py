@@ -145,8 +145,9 @@ class TwinTrajectories(LayerWise):
         with model.loaded(own, scratch["buffers"]):
             evaluate()
             scratch["buffers"] = model.buffers.clone()
-        plain = local.grad.clone()
+        plain = local.grad
         if self.ascent_grad == "w":
+            plain = plain.clone()
             with local.displaced(by=torch.zeros_like(own)):
                 evaluate()
         ascent = self.perturbation(local.grad, scratch["scale"])
