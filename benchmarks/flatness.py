@@ -2,8 +2,9 @@
 
     python benchmarks/flatness.py [const|flat] [--data-root DIR] [--out runs/results] [--figures docs/images]
 
-Eigenvalues and trace of the Hessian of every run, as means over the seeds. --figures also makes, of seed 0, the density
-of the eigenvalues and the loss surfaces. What a run folder holds already is not made again.
+Eigenvalues and trace of the Hessian of every run, as means over the seeds. --figures also makes, of seed 0, the loss
+surfaces and the spectra: the density of the eigenvalues, or of the larger network the 200 largest. What a run folder
+holds already is not made again.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +28,7 @@ from fedflat.report.figures import COLOURS, STYLES
 
 SAMPLES = {
     "const": {"curvature": 2000, "density": 1000, "landscape": 1000},
-    "flat": {"curvature": 1000, "landscape": 400},
+    "flat": {"curvature": 1000, "spectrum": 200, "landscape": 400},
 }
 FIGURES = {
     "λ max": lambda found: found["eigenvalues"][0],
@@ -64,8 +67,9 @@ def draw(cells: list[Cell], arguments: argparse.Namespace) -> None:
     """Surfaces on one scale, and densities on one axis."""
     first = [cell for cell in cells if cell.seed == 0]
     surfaces(first, arguments, arguments.figures / f"{first[0].table}-surfaces.png")
-    if "density" in SAMPLES[first[0].table]:
-        densities(first, arguments, arguments.figures / f"{first[0].table}-density.png")
+    for name, picture in SPECTRA.items():
+        if name in SAMPLES[first[0].table]:
+            spectra(first, name, picture, arguments)
 
 
 def surfaces(cells: list[Cell], arguments: argparse.Namespace, path: Path) -> None:
@@ -83,18 +87,41 @@ def surfaces(cells: list[Cell], arguments: argparse.Namespace, path: Path) -> No
     save_figure(figure, path)
 
 
-def densities(cells: list[Cell], arguments: argparse.Namespace, path: Path) -> None:
+def spectra(cells: list[Cell], name: str, picture: Picture, arguments: argparse.Namespace) -> None:
+    """All runs' spectra on one pair of axes."""
     figure = blank_figure(8, 3.6)
     axes = figure.subplots()
     for place, cell in enumerate(cells):
-        rule = looked(cell, "density", arguments)["density"]
-        density = Density.of(torch.tensor(rule["nodes"]), torch.tensor(rule["weights"]))
-        look = {"color": COLOURS[place], "linestyle": STYLES[place]}
-        axes.semilogy(density.grid.numpy(), density.values.clamp_min(FLOOR).numpy(), label=cell.row, **look)
-    axes.set_xlabel("eigenvalue")
-    axes.set_ylabel("density")
+        x, y = picture.curve(looked(cell, name, arguments))
+        axes.semilogy(x, y, label=cell.row, color=COLOURS[place], linestyle=STYLES[place])
+    axes.set_xlabel(picture.x)
+    axes.set_ylabel(picture.y)
     axes.legend(frameon=False)
-    save_figure(figure, path)
+    save_figure(figure, arguments.figures / f"{cells[0].table}-{name}.png")
+
+
+def density(found: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    """The density over the eigenvalues."""
+    rule = Density.of(torch.tensor(found["density"]["nodes"]), torch.tensor(found["density"]["weights"]))
+    return rule.grid.numpy(), rule.values.clamp_min(FLOOR).numpy()
+
+
+def ranked(found: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    """The positive ones of the largest eigenvalues, by rank."""
+    values = np.array([value for value in found["eigenvalues"] if value > 0])
+    return np.arange(1, len(values) + 1), values
+
+
+@dataclass(frozen=True)
+class Picture:
+    """How to draw a spectrum."""
+
+    curve: Callable[[dict[str, Any]], tuple[np.ndarray, np.ndarray]]
+    x: str
+    y: str
+
+
+SPECTRA = {"density": Picture(density, "eigenvalue", "density"), "spectrum": Picture(ranked, "rank", "eigenvalue")}
 
 
 def main() -> None:

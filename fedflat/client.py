@@ -8,8 +8,10 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -50,10 +52,15 @@ class Task:
         """How many clients may train; the federation's last ones may be there to be evaluated only."""
         return len(self.federation) - self.experiment.new_clients
 
+    @cached_property
+    def samples(self) -> np.int64:
+        """Samples of all clients that may train; summed once, as there may be millions."""
+        total: np.int64 = self.federation.sizes[: self.clients].sum()
+        return total
+
     def share(self, client: int) -> float:
         """Relative size of a client, ω_i."""
-        sizes = self.federation.sizes[: self.clients]
-        return float(len(sizes) * self.federation.size(client) / sizes.sum())
+        return float(self.clients * self.federation.size(client) / self.samples)
 
     def floats(self, extra: Iterable[Mapping[str, Tensor]]) -> int:
         """Numbers in a message of weights, statistics and `extra`, less what stays with the clients."""
@@ -239,20 +246,25 @@ class LocalLoop:
         handed_over, self._fits = local.velocity, self._fits + (branch == "global")
         if branch != "global" or self._fits > 1 or handed_over is None:  # a part may hand a momentum to the first fit
             local.velocity = local.fresh_velocity()
-        for x, y in self._batches(epochs, steps):
-            local.batch = Batch(x, ((1.0, y),))
-            for part in self._fill("batch"):
-                local.batch = part.batch(local, local.batch)
-            self._step_loss = math.nan
-            self._gradient(local, self.evaluate)
-            self._record(len(y))
-            self._correct()
-            local.descend(local.theta, local.grad, local.velocity)
-            self._constrain(only)
-            local.steps += branch == "global"
+        with local.model.restricted(only):
+            for x, y in self._batches(epochs, steps):
+                self._step(x, y)
         local.only = None
         if branch != "global":
             local.velocity = handed_over
+
+    def _step(self, x: Any, y: Tensor) -> None:
+        local = self.local
+        local.batch = Batch(x, ((1.0, y),))
+        for part in self._fill("batch"):
+            local.batch = part.batch(local, local.batch)
+        self._step_loss = math.nan
+        self._gradient(local, self.evaluate)
+        self._record(len(y))
+        self._correct()
+        local.descend(local.theta, local.grad, local.velocity)
+        self._constrain()
+        local.steps += local.branch == "global"
 
     def _here(self, slot: str) -> Iterator[Part]:
         return (part for part in self._fill(slot) if self.local.branch == "global" or part.everywhere)
@@ -266,9 +278,9 @@ class LocalLoop:
         if own is not None:
             grad[private.theta] = own
 
-    def _constrain(self, only: Tensor | None) -> None:
+    def _constrain(self) -> None:
         """Constrain what is shared and trained; the rest must not move by a rounding error either."""
-        parts, theta = list(self._here("constrain")), self.local.theta
+        parts, theta, only = list(self._here("constrain")), self.local.theta, self.local.only
         if not parts:
             return
         private = self.task.private
@@ -282,7 +294,7 @@ class LocalLoop:
             torch.where(free, theta, before, out=theta)
 
     def evaluate(self) -> Tensor:
-        """Loss and gradient (into `local.grad`) of the current batch at the current weights."""
+        """Loss of the current batch at the current weights, and its gradient in what is trained, into `local.grad`."""
         local = self.local
         local.grad.zero_()
         with self._watched():
@@ -295,6 +307,8 @@ class LocalLoop:
             term = part.loss(local, output)
             loss = loss if term is None else loss + term
         loss.backward()  # type: ignore[no-untyped-call]
+        if local.only is not None:
+            local.grad.mul_(local.only)
         return loss.detach()
 
     def full_gradient(self, at: Tensor) -> Tensor:

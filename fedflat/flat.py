@@ -182,6 +182,19 @@ class FlatModel:
                 out[span.start : span.stop] = 1
         return out
 
+    @contextmanager
+    def restricted(self, only: Tensor | None) -> Iterator[None]:
+        """Run the block without gradients for tensors that the mask `only` leaves out: those need no backward pass."""
+        parameters = [self.module.get_parameter(span.name) for span in self.spans]
+        if only is not None and bool(only.any()):
+            for span, parameter in zip(self.spans, parameters, strict=True):
+                parameter.requires_grad_(bool(span.of(only).any()))
+        try:
+            yield
+        finally:
+            for parameter in parameters:
+                parameter.requires_grad_(True)
+
     def capture_features(self, who: str) -> None:
         """From now on keep the features of every forward pass in `captured`.
 

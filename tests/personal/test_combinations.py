@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from conformance.harness import assert_close, run_library
@@ -14,7 +15,7 @@ from torch import nn
 from fedflat import InputError
 from fedflat.method import Method
 from personal.federations import accuracy, go, own_test
-from personal.simulation import ALL_THEN_SOME, flat, hard_world
+from personal.simulation import ALL_THEN_SOME, HEAD, Sgd, flat, hard_world, passes
 
 SUMS: list[tuple[str, dict[str, Any]]] = [
     ("ditto(lam=0.5)+asam(rho=0.2)", {}),
@@ -74,6 +75,16 @@ def test_dittos_personal_model_climbs_with_sam_as_well() -> None:
     left, right = run_library(world, "ditto(lam=0.0)+sam(rho=0.1)"), run_library(world, "local_only+sam(rho=0.1)")
     for i in range(4):
         assert_close(flat(left.personal(i)), flat(right.personal(i)), 1e-13)
+
+
+def test_a_head_that_is_trained_alone_climbs_alone() -> None:
+    """SAM looks for the worst point among those that training can reach; the frozen body is none of its directions."""
+    world = hard_world(sizes=(7,), participants=((0,),), steps=0)
+    run, w, sgd = run_library(world, "fedrep(head_epochs=2)+sam(rho=0.5)"), world.start, Sgd(world, 0, HEAD)
+    for x, y in passes(world, 0, 0, epochs=2):
+        g = world.net.gradient(w, x, y) * HEAD
+        w = sgd.step(w, world.net.gradient(w + 0.5 * g / np.linalg.norm(g), x, y))
+    assert_close(flat(run.personal(0)), w)
 
 
 def test_a_personal_head_follows_its_own_gradient_under_a_proximal_term() -> None:

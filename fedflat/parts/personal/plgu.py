@@ -146,8 +146,7 @@ class PLGUGRep(LayerWise):
             evaluate()
         groups = self._body(local)
         scores = self.scores(groups, local.theta, local.state(self).get("previous", local.origin))
-        masked = local.grad if local.only is None else local.grad * local.only
-        with local.displaced(by=self.perturbation(masked, self.spread(groups, scores, masked))):
+        with local.displaced(by=self.perturbation(local.grad, self.spread(groups, scores, local.grad))):
             evaluate()
 
     def _body(self, local: Local) -> list[Group]:
