@@ -33,7 +33,8 @@ class Density:
 
     @classmethod
     def of(cls, nodes: Tensor, weights: Tensor) -> Density:
-        """The density of a quadrature."""
+        """The density of a quadrature, whatever the precision that it is given in."""
+        nodes, weights = nodes.double(), weights.double()
         return cls(nodes, weights, *_smooth(nodes, weights))
 
     def moment(self, power: int) -> float:
