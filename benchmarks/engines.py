@@ -1,65 +1,53 @@
-"""A round on a Ray cluster of this machine against one on the pool, measured in turns in one run.
+"""A round on a Ray cluster of this machine and in Flower's simulation against one on the pool, in turns in one run.
 
-    python benchmarks/engines.py [--repeats 5] [--rounds 4] [--model cnn64]
+    python benchmarks/engines.py [--engines pool,ray,flower] [--repeats 5] [--rounds 4] [--model cnn64]
 
 The workload is W1 of `speed.py`: `cnn64`, 100 clients of 500 CIFAR-shaped samples, 10 a round, 1 epoch, batch 50. Each
-engine runs in a process of its own, and the first rounds of every measurement are left out. A ratio above 1 is slower
-than the pool. Then, where a round's time goes: in clients (their seconds, shared by the workers), and in the process
-that runs the round loop. The last line is one JSON object.
+engine runs in a process of its own, with two workers, and the first rounds of every measurement are left out. The
+engines must come to the same weights, bit for bit. A ratio above 1 is slower than the pool. Then, where a round's time
+goes: in the clients' training and what else they do (their seconds, shared by the workers), and in the process that
+runs the round loop; the rest is waiting and transport. The last line is one JSON object.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
+import importlib.util
 import json
 import multiprocessing
 import statistics
-import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
 from speed import WORKERS, Clock, Fedflat
+from stopwatch import watch
 
 import fedflat
 
 WARM_UP = 2  # rounds that are left out
+NEEDS = {"pool": (), "ray": ("ray",), "flower": ("flwr", "ray")}
 DRIVER = {  # of the Ray engine: where its process spends a round
-    "waits for workers": ("fedflat.backends.crew", "Crew", "_wait"),
-    "fetches the sum": ("fedflat.backends.remote", "Remote", "fetch"),
-    "packs what it sends": ("fedflat.backends.ray", "", "pack"),
+    "fetching the sum": ["fedflat.backends.remote:Remote.fetch"],
+    "packing": ["fedflat.backends.ray:pack"],
 }
+Spent = Callable[[], dict[str, float]]
+Engine = tuple[Callable[[fedflat.Experiment, fedflat.Callback], Any], Spent]
 
 
-def compete(engine: str, arguments: argparse.Namespace, pipe: Any) -> None:
-    """One engine's process: answer every message, a number of rounds, by how long they took, and where."""
-    contender = Fedflat(arguments.model)
-    experiment = contender.experiment.replace(backend=engine)
-    spent = watch_driver() if engine == "ray" else {}
-    with cluster() if engine == "ray" else contextlib.nullcontext():
-        while (rounds := pipe.recv()) is not None:
-            clock, length = Meter(spent), experiment.replace(rounds=rounds + WARM_UP)
-            run = fedflat.run(length, federation=contender.federation, callbacks=[clock], progress=False)
-            seconds = statistics.mean(after - before for before, after in pairwise(clock.times[WARM_UP - 1 :]))
-            clients = sum(row["seconds"] for row in run.clients if row["round"] > WARM_UP) / rounds / WORKERS
-            own = {name: (spent[name] - clock.base[name]) / rounds for name in spent}
-            pipe.send((seconds, {"clients": clients} | own))
+@contextlib.contextmanager
+def own_engine(name: str, contender: Fedflat) -> Iterator[Engine]:
+    """One of fedflat's back ends: how to run an experiment, and what has been spent so far."""
+    spent = watch(DRIVER) if name == "ray" else {}
 
+    def run(experiment: fedflat.Experiment, callback: fedflat.Callback) -> None:
+        experiment = experiment.replace(backend=name)
+        fedflat.run(experiment, federation=contender.federation, callbacks=[callback], progress=False)
 
-class Meter(Clock):
-    """When each round ended, and what had been spent when the warm-up was over."""
-
-    def __init__(self, spent: dict[str, float]) -> None:
-        super().__init__()
-        self.spent, self.base = spent, dict(spent)
-
-    def round(self, run: fedflat.Run, metrics: Any) -> None:
-        """Note the time."""
-        super().round(run, metrics)
-        if metrics["round"] == WARM_UP:
-            self.base = dict(self.spent)
+    with cluster() if name == "ray" else contextlib.nullcontext():
+        yield run, lambda: dict(spent)
 
 
 @contextlib.contextmanager
@@ -74,65 +62,104 @@ def cluster() -> Iterator[None]:
         session.close()
 
 
-def watch_driver() -> dict[str, float]:
-    """Have the functions of `DRIVER` add up the seconds spent in them."""
-    spent: dict[str, float] = defaultdict(float)
-    for name, (module, owner, function) in DRIVER.items():
-        home: Any = __import__(module, fromlist=["_"])
-        home = getattr(home, owner) if owner else home
-        setattr(home, function, timed(getattr(home, function), name, spent))
-        spent[name] = 0.0
-    return spent
+def compete(name: str, model: str, pipe: Any) -> None:
+    """One engine's process: answer every message, a number of rounds, by how long they took, where, and the result."""
+    if name == "flower":
+        from flower_engine import flower
+    contender = Fedflat(model)
+    with flower(contender) if name == "flower" else own_engine(name, contender) as (run, spent):
+        while (rounds := pipe.recv()) is not None:
+            meter = Meter(spent)
+            run(contender.experiment.replace(rounds=rounds + WARM_UP), meter)
+            pipe.send(meter.found(rounds))
 
 
-def timed(function: Callable[..., Any], name: str, spent: dict[str, float]) -> Callable[..., Any]:
-    def measured(*args: Any, **kwargs: Any) -> Any:
-        start = time.perf_counter()
-        try:
-            return function(*args, **kwargs)
-        finally:
-            spent[name] += time.perf_counter() - start
+class Meter(Clock):
+    """When each round ended, and what had been spent when the warm-up was over."""
 
-    return measured
+    def __init__(self, spent: Spent) -> None:
+        super().__init__()
+        self.spent = spent
+
+    def round(self, run: fedflat.Run, metrics: Any) -> None:
+        """Note the time."""
+        super().round(run, metrics)
+        self.run = run
+        if metrics["round"] == WARM_UP:
+            self.base = self.spent()
+
+    def found(self, rounds: int) -> tuple[float, dict[str, float], str]:
+        """Seconds a round, what they were spent on, and a hash of the weights that came out."""
+        seconds = statistics.mean(after - before for before, after in pairwise(self.times[WARM_UP - 1 :]))
+        clients = sum(row["seconds"] for row in self.run.clients if row["round"] > WARM_UP) / rounds / WORKERS
+        own = {name: (total - self.base[name]) / rounds for name, total in self.spent().items()}
+        parts = {"clients' training": clients} | own
+        weights = hashlib.sha256(self.run.server_weights.numpy().tobytes()).hexdigest()
+        return seconds, parts | {"the rest": seconds - sum(parts.values())}, weights
 
 
-def contest(arguments: argparse.Namespace) -> dict[str, Any]:
+def contest(engines: list[str], arguments: argparse.Namespace) -> dict[str, Any]:
     """Seconds a round of each engine, in turns, and what became of them."""
     context = multiprocessing.get_context("spawn")
     pipes: dict[str, Any] = {}
-    for engine in ("pool", "ray"):
+    for engine in engines:
         pipes[engine], theirs = context.Pipe()
-        context.Process(target=compete, args=(engine, arguments, theirs)).start()
-    times: dict[str, list[float]] = {engine: [] for engine in pipes}
-    parts: dict[str, list[dict[str, float]]] = {engine: [] for engine in pipes}
+        context.Process(target=compete, args=(engine, arguments.model, theirs)).start()
+        theirs.close()
+    times: dict[str, list[float]] = {engine: [] for engine in engines}
+    parts: dict[str, list[dict[str, float]]] = {engine: [] for engine in engines}
     for repeat in range(arguments.repeats + 1):
+        results = {}
         for engine, pipe in pipes.items():
             pipe.send(arguments.rounds)
-            seconds, spent = pipe.recv()
+            seconds, spent, results[engine] = pipe.recv()
             if repeat:  # the first is a warm-up
                 times[engine].append(seconds)
                 parts[engine].append(spent)
+        if len(set(results.values())) > 1:
+            raise SystemExit(f"the engines disagree: {results}")
         if repeat:
             print("  ".join(f"{engine} {values[-1]:.3f} s" for engine, values in times.items()), flush=True)
     for pipe in pipes.values():
         pipe.send(None)
-    ratio = statistics.median(ray / pool for ray, pool in zip(times["ray"], times["pool"], strict=True))
+    return summary(times, parts)
+
+
+def summary(times: dict[str, list[float]], parts: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
+    """Medians over the repeats; ratios are of rivals measured next to each other."""
+    rivals = [engine for engine in times if engine != "pool" and "pool" in times]
+    ratios = {f"{e} / pool": statistics.median(map(float.__truediv__, times[e], times["pool"])) for e in rivals}
     where = {e: {name: statistics.median(p[name] for p in parts[e]) for name in parts[e][0]} for e in parts}
     rounds = {engine: statistics.median(values) for engine, values in times.items()}
-    return {"ray / pool": ratio, "seconds a round": rounds, "of which": where}
+    return ratios | {"seconds a round": rounds, "of which": where}
+
+
+def present(engines: list[str]) -> list[str]:
+    """Those whose packages are installed; says which are left out."""
+    for engine in engines:
+        missing = [package for package in NEEDS[engine] if importlib.util.find_spec(package) is None]
+        if missing:
+            print(f"{engine} is left out: {missing[0]} is not installed")
+    return [e for e in engines if all(map(importlib.util.find_spec, NEEDS[e]))]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--engines", default=",".join(NEEDS), help="which to measure")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=4, help="rounds a measurement")
     parser.add_argument("--model", default="cnn64")
-    found = contest(parser.parse_args())
+    arguments = parser.parse_args()
+    engines = arguments.engines.split(",")
+    if not set(engines) <= set(NEEDS):
+        parser.error(f"--engines takes some of {', '.join(NEEDS)}")
+    found = contest(present(engines), arguments)
     for engine, seconds in found["seconds a round"].items():
-        print(f"{engine:5s} a round            {seconds:8.3f} s")
+        print(f"{engine:6s} a round            {seconds:8.3f} s")
         for name, spent in found["of which"][engine].items():
-            print(f"      {name:20s} {spent:8.3f} s  {100 * spent / seconds:5.1f} %")
-    print(f"ray / pool               {found['ray / pool']:8.3f}   (bar: at most 1.10)")
+            print(f"       {name:20s} {spent:8.3f} s  {100 * spent / seconds:5.1f} %")
+    for name in (name for name in found if "/" in name):
+        print(f"{name:26s} {found[name]:8.3f}" + ("   (bar: at most 1.10)" if name == "ray / pool" else ""))
     print(json.dumps(found))
 
 

@@ -100,9 +100,10 @@ class Fedflat:
 
     def __init__(self, model: str, precision: str = "float32", augment: bool = False) -> None:
         self.experiment = self.settings(model).replace(precision=precision)
-        x = torch.randint(0, 256, (CLIENTS * SAMPLES, 3, 32, 32), dtype=torch.uint8)
+        source = torch.Generator().manual_seed(0)  # the same data in every process
+        x = torch.randint(0, 256, (CLIENTS * SAMPLES, 3, 32, 32), dtype=torch.uint8, generator=source)
         x = x.contiguous(memory_format=torch.channels_last)  # as `load_federation` keeps images
-        y = torch.randint(0, 10, (CLIENTS * SAMPLES,))
+        y = torch.randint(0, 10, (CLIENTS * SAMPLES,), generator=source)
         pairs = [(x[i : i + SAMPLES], y[i : i + SAMPLES]) for i in range(0, len(x), SAMPLES)]
         preprocess: Preprocess = recipe("paper000" if augment else "none", "cifar10")
         self.federation = fedflat.Federation(pairs, classes=10, preprocess=preprocess)

@@ -56,9 +56,18 @@ class ClientError(RunError):
         return type(self), (self.round, self.client, self.step, self.traceback)
 
 
+class TooFewError(InputError):
+    """A round has fewer updates than are needed to combine them; in a deployment it is void, and others follow."""
+
+
 class RoundLostError(RunError):
     """No client of a round returned a usable update."""
 
 
 class InterruptedRunError(FedflatError):
     """The run was stopped by a signal after writing a checkpoint (exit status 130)."""
+
+
+def one_line(error: BaseException) -> str:
+    """What an error says, on one line; of a client's, without the traceback."""
+    return " ".join(str(error.args[0] if error.args else error).split())

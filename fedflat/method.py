@@ -248,6 +248,8 @@ class Part:
     """Whether what is `private` leaves the server without a complete model, so that there is none to evaluate."""
     adapts: ClassVar[bool] = False
     """Whether a client's own model is the one adapted to it at evaluation."""
+    discreet: ClassVar[bool] = False
+    """Whether nobody may know what the server draws, nor see in the model that no client was heard."""
     formula: ClassVar[str] = ""
     """What it does, in the paper's symbols and plain characters: shown by reports and by `fedflat list methods`."""
     own_step: ClassVar[str] = ""

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedflat.backends.base import Backend, Broadcast, Order, chunks_of
 from fedflat.client import Score, Task
 from fedflat.contribution import BUFFERS, DELTA
-from fedflat.errors import RoundLostError
+from fedflat.errors import RoundLostError, TooFewError
 from fedflat.examine import MODELS, scores
 from fedflat.fairness import Fairness
 from fedflat.method import Server, Update
@@ -120,14 +120,21 @@ class RoundLoop:
         return self._metrics(tally, broadcast, len(clients), start)
 
     def _heard(self, updates: Iterator[Update], tally: Tally) -> tuple[Tensor, Terms] | None:
-        """What the round comes to, or None where it is void."""
+        """What the round comes to, or None where it changes nothing."""
         try:
             return self._combined(updates, tally)
-        except _NothingError:
+        except TooFewError as error:
             if not self.task.deployed:
                 raise
-            log.warning("round %d is void: none of its clients could be heard", self.server.round)
-            return None
+            log.warning("round %d is void: %s", self.server.round, error)
+            self.store.forget_pending()
+            return self._silence()
+
+    def _silence(self) -> tuple[Tensor, Terms] | None:
+        """What a void round comes to: to a zero update, and noise, where it must not be seen that it was void."""
+        owner, server = self.task.method.owner("combine"), self.server
+        nothing = Update(-1, 0, 0.0, weight=1.0, delta=torch.zeros_like(server.theta))
+        return (owner.combine(server, [nothing]), Terms()) if owner.discreet else None
 
     def _combined(self, updates: Iterator[Update], tally: Tally) -> tuple[Tensor, Terms]:
         """One update of many, and the sums of all else. A part that combines may keep updates, or stop before the last.
@@ -203,7 +210,7 @@ class RoundLoop:
         server, method = self.server, self.task.method
         buffers = totals.pop(BUFFERS, None)
         server.participants = len(tally.rows)
-        server.steps = tally.steps / len(tally.rows)
+        server.steps = tally.steps / max(1, len(tally.rows))
         server.totals = {}
         for name, total in totals.items():
             owner, tensor = name.split("/", 1)
@@ -291,14 +298,14 @@ class RoundLoop:
         )
 
 
-class _NothingError(Exception):
+class _NothingError(TooFewError):
     pass
 
 
 def _nonempty(updates: Iterator[Update]) -> Iterator[Update]:
     first = next(updates, None)
     if first is None:
-        raise _NothingError
+        raise _NothingError("none of its clients could be heard")
     yield first
     yield from updates
 

@@ -14,6 +14,7 @@ from flwr.clientapp import ClientApp
 from torch import nn
 
 from fedflat.assembly import assemble
+from fedflat.backends.pool import keep_pages
 from fedflat.client import Criterion, Task
 from fedflat.data import Federation, Samples, load_federation
 from fedflat.data.samples import as_samples
@@ -43,7 +44,8 @@ def client_app(
 
     data: from the node's context to what this client holds: a pair `(x, y)`, a map-style dataset, or a `Federation` of
         one client, which may have a test set of its own and a `preprocess`. A `Federation` of all clients, given as it
-        is or by the function, is for simulations: of it this client takes its own part.
+        is or by the function, is for simulations: of it this client takes its own part. Given as it is, it travels
+        with the app, in Flower's simulation with every message.
     model, loss: as for `fedflat.run`, and the same on all machines.
     state: folder for what the method keeps for this client; `state` of the node's configuration wins. It never
         leaves this machine.
@@ -104,6 +106,7 @@ class Client:
         store = ClientStore(self._folder(context) / errand.run / str(number))
         # Of two states the older one is needed until the server says that it has saved the round that made the newer.
         store.restore({number: errand.kept} if errand.kept else {}, prune=errand.duty == "train")
+        keep_pages()
         with single_thread():
             task = self._task(context, errand)
             job = errand.job(message.content, copied(store.get(number)))

@@ -39,9 +39,9 @@ class Post:
 
 
 def pauses() -> Iterator[None]:
-    """Wait before every look but the first, ever longer."""
+    """Wait before every look but the first, ever longer, but for no more than about a tenth of the time so far."""
     pause = SHORTEST
     while True:
         yield
         time.sleep(pause)
-        pause = min(LONGEST, 2 * pause)
+        pause = min(LONGEST, 1.1 * pause)

@@ -22,7 +22,7 @@ name = "federation"
 version = "1.0.0"
 description = "A federated experiment, deployed with Flower"
 license = "MIT"
-dependencies = ["fedflat[flower]"]
+dependencies = []  # fedflat[flower] is there before the apps are
 
 [tool.hatch.build.targets.wheel]
 packages = ["."]
@@ -42,10 +42,14 @@ out = "run"  # the run folder, where the server is started
 APPS = '''\
 """The two apps of this federation: one runs on the server, the other on every client."""
 
+import logging
 from pathlib import Path
 
 from fedflat import Experiment
 from fedflat.flower import client_app, named_data, server_app
+
+logging.basicConfig(format="%(message)s")
+logging.getLogger("fedflat").setLevel(logging.INFO)  # a line a round
 
 experiment = Experiment.from_toml(Path(__file__).parent / "experiment.toml")
 
@@ -68,7 +72,6 @@ root-certificates = "{authority}"
 
 [superlink.simulation]
 address = ":local:"
-options.num-supernodes = {clients}
 """
 
 README = """\
@@ -101,7 +104,17 @@ flwr run . trial --stream
 
 Node n takes `keys/node-n`, `client=n` and, where several are on one machine, a port of its own.
 What comes out is in `run/`: `fedflat show run`. Clients keep what the method has them keep in `state/`; it never leaves
-them. Without any of this, on one machine (`pip install 'flwr[simulation]'`): `flwr run . simulation --stream`.
+them.
+
+Without any of this, on one machine (`pip install 'flwr[simulation]'`), one core for each client that trains:
+
+```console
+flwr run . simulation --stream --federation-config 'num-supernodes={clients} client-resources-num-cpus=1' \\
+    --run-config "out='$PWD/simulated'"
+```
+
+What comes out is in `simulated/`. Flower leaves a SuperLink of its own running for the next time; to end it,
+`pkill -f 'flower-superlink --insecure --simulation'`.
 
 **`keys/` is for trials only.** The certificates are signed by an authority that was made up on the spot, are valid for
 {days} days, and all private keys were made on one machine. For anything else have a server certificate of your own
@@ -129,7 +142,7 @@ def write_project(folder: Path, experiment: Experiment, hosts: Sequence[str] = (
         "experiment.toml": experiment.to_toml(),
         "flower/config.toml": CONFIG.format(**facts),
         "README.md": README.format(numbers=numbers, **facts),
-        ".gitignore": "keys/\nflower/\nrun/\nstate/\n",
+        ".gitignore": "keys/\nflower/\nrun/\nsimulated/\nstate/\nfedflat-state/\n",
     }
     for name, text in texts.items():
         (folder / name).write_text(text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import secrets
 import time
 import uuid
 from pathlib import Path
@@ -21,19 +22,21 @@ from fedflat.store import write_atomically
 
 log = logging.getLogger(__name__)
 FILE = "flower.json"
-GREETING = 60.0  # seconds that a hello stays valid, and after which a node that was refused is asked again
+VALID = 600.0  # seconds for which a hello stays valid: a node may be there long before it can answer
+AGAIN = 60.0  # seconds after which a node that was refused is asked again
 
 
 class Roll:
     """The clients that have ever joined a run, and the nodes where they are now.
 
-    run: its name, under which clients keep their states. facts: what is known of each client. nodes: where those are
-    that can be reached. The first node to claim a client's number has it for as long as it is online.
+    run: its name, under which clients keep their states. seed: one that no client knows. facts: what is known of each
+    client. nodes: where those are that can be reached. The first node to claim a client's number has it for as long as
+    it is online.
     """
 
     def __init__(self, grid: Grid, experiment: Experiment, folder: Path | None = None) -> None:
         self.grid, self.experiment = grid, experiment
-        self.run, self.facts = uuid.uuid4().hex, dict[int, Facts]()
+        self.run, self.seed, self.facts = uuid.uuid4().hex, secrets.randbits(63), dict[int, Facts]()
         self.nodes: dict[int, int] = {}
         self._claims: dict[int, int] = {}  # node → client, in the order in which they came
         self._greeted: dict[int, str] = {}  # node → message to it that is still to be answered
@@ -63,10 +66,10 @@ class Roll:
         self._claims = {node: client for node, client in self._claims.items() if node in online}
         for node in [node for node in self._greeted if node not in online]:
             del self._greeted[node]
-        waiting = {node for node, when in self._refused.items() if time.monotonic() < when + GREETING}
+        waiting = {node for node, when in self._refused.items() if time.monotonic() < when + AGAIN}
         for node in sorted(online - self._claims.keys() - self._greeted.keys() - waiting):
             content = RecordDict({"hello": ConfigRecord({})})
-            identity = self._post.push(Message(content, node, "query.hello", ttl=GREETING))
+            identity = self._post.push(Message(content, node, "query.hello", ttl=VALID))
             if identity:
                 self._greeted[node] = identity
         for node, identity in list(self._greeted.items()):
@@ -109,13 +112,13 @@ class Roll:
     def save(self, folder: Path) -> None:
         """Write down who has joined, so that a server that is started again need not wait for all."""
         clients = {str(client): facts.values() for client, facts in sorted(self.facts.items())}
-        content = json.dumps({"run": self.run, "clients": clients}, indent=1) + "\n"
+        content = json.dumps({"run": self.run, "seed": self.seed, "clients": clients}, indent=1) + "\n"
         write_atomically(folder / FILE, content.encode())
 
     def _load(self, path: Path) -> None:
         try:
             plain = json.loads(path.read_text())
-            self.run = str(plain["run"])
+            self.run, self.seed = str(plain["run"]), int(plain["seed"])
             self.facts = {int(client): Facts.read(values) for client, values in plain["clients"].items()}
         except (ValueError, KeyError, TypeError, RefusedError) as error:
             raise CheckpointError(f"{path} is damaged ({error}); nothing was deleted") from None

@@ -18,6 +18,7 @@ from fedflat.experiment import Experiment
 from fedflat.flower.backend import Flower
 from fedflat.flower.facts import federation_of
 from fedflat.flower.roll import Roll
+from fedflat.method import Method
 from fedflat.participation import Participants
 from fedflat.result import Run, save
 from fedflat.runner import run
@@ -36,6 +37,7 @@ def server_app(
     timeout: float = 600.0,
     wait: float = 600.0,
     callbacks: Sequence[Callback] = (),
+    seed: int | None = None,
 ) -> ServerApp:
     """A Flower `ServerApp` that runs the experiment with `client_app`s, clients 0 to `experiment.clients` − 1.
 
@@ -46,6 +48,8 @@ def server_app(
         round.
     timeout: seconds in which a client must answer; else it is left out of the round. wait: seconds in which all
         clients must have joined before the first round.
+    seed: of what the server draws: who trains, noise. None is the experiment's, which every client knows, but with a
+        method such as `dp`, whose promise that would void, one that is drawn here and kept in the run folder.
     """
 
     def main(grid: Grid, context: Context) -> None:
@@ -54,8 +58,9 @@ def server_app(
         roll = Roll(grid, experiment, folder)
         roll.gather(wait)
         facts = [roll.facts[client] for client in range(experiment.clients)]
+        usual = roll.seed if any(part.discreet for part in Method.parse(experiment.method).parts) else experiment.seed
         run(
-            experiment,
+            experiment.replace(seed=usual if seed is None else seed),
             federation=federation_of(facts, test() if _is_function(test) else test),
             model=model,
             loss=loss,

@@ -43,6 +43,7 @@ class DP(Part):
         "m = qN under bernoulli(q), else the number of clients asked"
     )
     uniform: ClassVar[bool] = True
+    discreet: ClassVar[bool] = True
     rank: ClassVar[int] = 50  # clips what all others leave
     clip: float | None = 1.0
     noise: float = 1.0

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
+from fedflat.errors import TooFewError
 from fedflat.flat import bounded
 from fedflat.method import Part, Server, Update
 from fedflat.participation import sampling
@@ -122,7 +123,8 @@ class MultiKrum(Part):
         heard = list(updates)
         most = len(heard) - self.attackers
         keep = most if self.keep is None else self.keep
-        self.require(keep <= most, f"keep={keep} of {len(heard)} updates leaves no room for attackers={self.attackers}")
+        told = f"keep={keep} of {len(heard)} updates leaves no room for attackers={self.attackers}"
+        _require_enough(self, keep <= most, told)
         return super().combine(server, _closest(self, heard, self.attackers, keep))
 
 
@@ -220,7 +222,13 @@ def _squared_distances(deltas: Sequence[Tensor]) -> Tensor:
 def _require_majority(part: Part, attackers: int, participants: float) -> None:
     enough = attackers == 0 or participants > 2 * attackers + 2
     need = f"attackers={attackers} needs {2 * attackers + 3} participants or more"
-    part.require(enough, f"{need}, but a round has {participants}: ask more clients, or expect fewer attackers")
+    told = f"{need}, but a round has {participants}: ask more clients, or expect fewer attackers"
+    _require_enough(part, enough, told)
+
+
+def _require_enough(part: Part, enough: bool, message: str) -> None:
+    if not enough:
+        raise TooFewError(f"{part.name}: {message}")
 
 
 def _check_asked(part: Part, task: Task, attackers: int) -> None:

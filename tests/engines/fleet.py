@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -18,7 +19,7 @@ from fedflat import Experiment
 from fedflat.flower.project import write_project
 
 PROGRAMS = Path(sys.executable).parent
-PATIENCE = 240.0  # seconds for anything that is waited for; on an idle machine all of it takes one minute
+PATIENCE = 240.0  # seconds for anything that is waited for; on an idle machine all of it takes about two minutes
 
 
 class Fleet:
@@ -64,8 +65,14 @@ class Fleet:
         """A node for a client. key: its private key, the registered one by default."""
         words = ["--superlink", f"127.0.0.1:{self.port}", "--root-certificates", "keys/ca.pem"]
         words += ["--auth-supernode-private-key", key or f"keys/node-{client}", "--port", str(free_port())]
-        words += ["--node-config", f'client={client} state="state" {extra}', "--max-retries", "5"]
+        words += ["--node-config", f'client={client} state="state" {extra}']
         return self.start(f"node{client}" if key is None else "intruder", "flower-supernode", *words)
+
+    def online(self) -> int:
+        """How many nodes the SuperLink takes to be there; those that were killed for a minute more."""
+        command = [str(PROGRAMS / "flwr"), "supernode", "list", "trial", "--format", "json"]
+        listed = subprocess.run(command, cwd=self.folder, env=self.environment, capture_output=True, check=True)
+        return sum(node["status"] == "online" for node in json.loads(listed.stdout)["nodes"])
 
     def run(self) -> None:
         """Hand the apps in."""
@@ -81,11 +88,16 @@ class Fleet:
         wait_until(self._ended, "the processes to end")
 
     def _ended(self) -> bool:
-        left = self.members()
-        for identity in left:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(identity, signal.SIGKILL)
-        return not left and all(process.poll() is not None for process in self.processes)
+        """Kill what is left; two looks must find nothing, as a process that turns into another program has no name."""
+        for pause in (1, 0):
+            left = self.members()
+            for identity in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(identity, signal.SIGKILL)
+            if left or any(process.poll() is None for process in self.processes):
+                return False
+            time.sleep(pause)
+        return True
 
     def members(self) -> list[int]:
         """Processes that know the project's folder as Flower's home (Linux)."""

@@ -13,14 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import blobs, plain, restless, same, timeless
-from torch import nn
+from helpers import blobs, restless, same
 
 import fedflat
 from fedflat import Experiment, Federation, Run
 from fedflat.cli import main
 from fedflat.errors import InputError, RunError
-from fedflat.store import nest, read_tensors
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedflat[flower]'")
 
@@ -36,54 +34,7 @@ from fedflat.flower.project import write_project
 
 from .fleet import PATIENCE, fleet, wait_until
 from .loopback import Loopback, start
-
-SIZES = (6, 10, 14, 8)
-
-
-def federation() -> Federation:
-    """Clients of several sizes, all but the last with test data of their own."""
-    tests = [blobs(9, seed=100 + i) for i in range(len(SIZES) - 1)]
-    return Federation(
-        [blobs(n, seed=i) for i, n in enumerate(SIZES)], test=blobs(30, seed=1000), client_tests=[*tests, None]
-    )
-
-
-def trial(method: str = "fedavg", **changes: Any) -> Experiment:
-    usual: dict[str, Any] = {"rounds": 4, "participation": "uniform(3)", "lr": 0.1, "model": "logistic"}
-    return plain(**usual | {"method": method, "clients": len(SIZES)} | changes)
-
-
-def deployed(
-    folder: Path, experiment: Experiment, tamper: Any = None, *, own: nn.Module | None = None, **options: Any
-) -> tuple[Run, Loopback]:
-    """Run an experiment with all of its clients behind Flower's wire."""
-    held = federation()
-    grid = Loopback(client_app(experiment, data=held, model=own, state=folder / "state"), range(len(SIZES)), tamper)
-    options = {"timeout": 0.05, "wait": 0.5} | options
-    start(server_app(experiment, test=held, model=own, out=folder / "run", **options), grid)
-    return fedflat.load_run(folder / "run", model=own), grid
-
-
-def simulated(experiment: Experiment, own: nn.Module | None = None, **options: Any) -> Run:
-    return fedflat.run(experiment, federation=federation(), model=own, **options)
-
-
-def kept_by(folder: Path, client: int) -> dict[str, Any]:
-    """What a client keeps on its disk: the newest of its files."""
-    files = sorted(folder.glob(f"state/*/{client}/*/*.safetensors"), key=lambda path: int(path.suffixes[-2][1:]))
-    return nest(read_tensors(files[-1])) if files else {}
-
-
-def assert_same(here: Run, there: Run) -> None:
-    """The server's part of two runs, to the last bit."""
-    assert same(here.server_weights, there.server_weights)
-    assert same(here.weights, there.weights)
-    assert same(here.model.state_dict(), there.model.state_dict())
-    assert same(here.server_state, there.server_state)
-    assert timeless(here.metrics) == timeless(there.metrics)
-    assert timeless(here.clients) == timeless(there.clients)
-    assert timeless(here.evaluations) == timeless(there.evaluations)
-
+from .trials import SIZES, assert_same, deployed, federation, kept_by, simulated, trial
 
 # ---- the same result ----
 
@@ -102,13 +53,20 @@ def assert_same(here: Run, there: Run) -> None:
         ("ditto", {"evaluate_clients": 2}),
         ("fedrep", {"model": "mlp"}),
         ("pfedhn", {}),
-        ("median", {}),
+        ("median+attack(kind='sign_flip', scale=5.0)", {}),
+        ("trimmed_mean(beta=0.34)+attack(kind='noise', clients=2)", {}),
+        ("krum(attackers=0)+attack(kind='label_flip')", {}),
+        ("multikrum(attackers=0, keep=2)", {"weighting": "samples"}),
+        ("centred_clipping(tau=0.1, steps=2)", {}),
+        ("norm_bound(limit=0.1)+sam", {}),
         ("dp(noise=0.5)", {"participation": "all"}),
+        ("dp(noise=0.5)+fedavgm", {"participation": "bernoulli(0.5)"}),
+        ("dp(noise=0.5)+attack(scale=3.0)", {}),
     ],
 )
 def test_every_round_is_that_of_a_simulation(tmp_path: Path, method: str, changes: dict[str, Any]) -> None:
     experiment = trial(method, **changes)
-    here, (there, _) = simulated(experiment), deployed(tmp_path, experiment)
+    here, (there, _) = simulated(experiment), deployed(tmp_path, experiment, seed=experiment.seed)
     assert_same(here, there)
     for client in range(len(SIZES)):
         assert same(here.client_state(client), kept_by(tmp_path, client))
@@ -369,7 +327,7 @@ def test_a_project_is_ready_to_start_and_its_private_keys_are_private(tmp_path: 
     assert main(["deploy", "init", str(folder), *words]) == 2  # it is not empty
 
 
-def test_an_app_bundle_of_a_project_holds_no_keys(tmp_path: Path) -> None:
+def test_an_app_bundle_of_a_project_holds_no_keys_and_has_nothing_installed(tmp_path: Path) -> None:
     write_project(tmp_path / "project", trial())
     config = tomllib.loads((tmp_path / "project" / "pyproject.toml").read_text())
     bundle = build_fab_from_disk(tmp_path / "project")
@@ -377,6 +335,7 @@ def test_an_app_bundle_of_a_project_holds_no_keys(tmp_path: Path) -> None:
     assert {"federation.py", "experiment.toml"} <= set(names)
     assert not [name for name in names if "key" in name or "node" in name or name.startswith("flower")]
     assert config["tool"]["flwr"]["app"]["components"]["clientapp"] == "federation:client"
+    assert not config["project"]["dependencies"]  # Flower would install them from an index that need not have them
 
 
 def test_flowers_own_simulation(tmp_path: Path) -> None:
@@ -393,6 +352,7 @@ def test_flowers_own_simulation(tmp_path: Path) -> None:
 # ---- machines of their own ----
 
 APPS = '''
+import time
 from pathlib import Path
 
 import numpy as np
@@ -400,7 +360,7 @@ import torch
 from flwr.app import Array
 from flwr.clientapp import ClientApp
 
-from fedflat import Experiment, Federation
+from fedflat import Callback, Experiment, Federation
 from fedflat.flower import client_app, server_app
 
 def blobs(count, seed):
@@ -416,11 +376,19 @@ class Garbled(ClientApp):
             reply.content["update"]["delta"] = Array(np.full(reply.content["update"]["delta"].shape, np.nan, "float32"))
         return reply
 
+class Gate(Callback):
+    """Goes on after a round when it is told so."""
+
+    def round(self, run, metrics):
+        while not Path(f"after-{metrics['round']}").exists():
+            time.sleep(0.1)
+
 experiment = Experiment.from_toml(Path(__file__).parent / "experiment.toml")
 held = Federation([blobs(n, n) for n in (8, 12, 10)], test=blobs(30, 0))
 honest = client_app(experiment, data=held)
 client = Garbled()
-server = server_app(experiment, test=held, participants=lambda t: [0, 1, 2] if t < 2 else [1], timeout=70, wait=200)
+chosen = lambda t: [0, 1, 2] if t < 2 else [1]
+server = server_app(experiment, test=held, participants=chosen, timeout=200, wait=200, callbacks=[Gate()])
 '''
 
 
@@ -450,18 +418,15 @@ def test_a_superlink_and_three_supernodes_with_tls_and_keys(tmp_path: Path) -> N
         wait_until(lambda: all("SuperNode ID" in there.log(f"node{n}") for n in range(3)), "the nodes to be admitted")
         assert intruder.wait(PATIENCE) != 0
         there.run()
-        wait_until(lambda: rounds() >= 1, "the first round")
+        wait_until(lambda: rounds() == 1, "the first round")
         nodes[1].kill()
-        nodes[1].wait()
-        again = there.supernode(1)
-
-        def finished() -> bool:
-            nonlocal again
-            if again.poll() is not None:  # for a minute the SuperLink takes the first one to be there, and refuses it
-                again = there.supernode(1)
-            return rounds() == 3
-
-        wait_until(finished, "the last round")
+        wait_until(lambda: there.online() == 2, "the SuperLink to notice")
+        (there.folder / "after-1").touch()
+        wait_until(lambda: rounds() == 2, "the second round")
+        there.supernode(1)
+        for gate in ("after-2", "after-3"):
+            (there.folder / gate).touch()
+        wait_until(lambda: rounds() == 3, "the last round")
     assert not there.members()
     deployed = fedflat.load_run(tmp_path / "project" / "run")
     heard = [[row["client"] for row in deployed.clients if row["round"] == t] for t in (1, 2, 3)]
