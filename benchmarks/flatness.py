@@ -88,15 +88,16 @@ def surfaces(cells: list[Cell], arguments: argparse.Namespace, path: Path) -> No
 
 
 def spectra(cells: list[Cell], name: str, picture: Picture, arguments: argparse.Namespace) -> None:
-    """All runs' spectra on one pair of axes."""
-    figure = blank_figure(8, 3.6)
-    axes = figure.subplots()
+    """All runs' spectra on one scale: below each other, or on one pair of axes."""
+    figure = blank_figure(8, 1.5 * len(cells) if picture.apart else 3.6)
+    panels = figure.subplots(len(cells) if picture.apart else 1, sharex=True, sharey=True, squeeze=False)[:, 0]
     for place, cell in enumerate(cells):
+        axes = panels[place if picture.apart else 0]
         x, y = picture.curve(looked(cell, name, arguments))
-        axes.semilogy(x, y, label=cell.row, color=COLOURS[place], linestyle=STYLES[place])
-    axes.set_xlabel(picture.x)
-    axes.set_ylabel(picture.y)
-    axes.legend(frameon=False)
+        axes.semilogy(x, y, label=cell.row, color=COLOURS[place], linestyle="-" if picture.apart else STYLES[place])
+        axes.legend(frameon=False, loc="upper right")
+        axes.set_ylabel(picture.y)
+    panels[-1].set_xlabel(picture.x)
     save_figure(figure, arguments.figures / f"{cells[0].table}-{name}.png")
 
 
@@ -119,9 +120,13 @@ class Picture:
     curve: Callable[[dict[str, Any]], tuple[np.ndarray, np.ndarray]]
     x: str
     y: str
+    apart: bool = False
 
 
-SPECTRA = {"density": Picture(density, "eigenvalue", "density"), "spectrum": Picture(ranked, "rank", "eigenvalue")}
+SPECTRA = {
+    "density": Picture(density, "eigenvalue", "density", apart=True),
+    "spectrum": Picture(ranked, "rank", "eigenvalue"),
+}
 
 
 def main() -> None:
