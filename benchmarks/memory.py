@@ -10,6 +10,7 @@ object.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import subprocess
@@ -18,21 +19,24 @@ import time
 from pathlib import Path
 
 SIZES = (100, 10_000, 1_000_000)
+ENDED = (FileNotFoundError, ProcessLookupError)  # of a process that was there a moment ago
 
 
 def family(pid: int) -> list[int]:
     """A process and its descendants."""
     members = [pid]
-    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-        members += family(int(child))
+    with contextlib.suppress(*ENDED):
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            members += family(int(child))
     return members
 
 
 def memory(pid: int) -> float:
     """Proportional set size in MB."""
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) / 1024
+    with contextlib.suppress(*ENDED):
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) / 1024
     return 0.0
 
 
@@ -41,10 +45,7 @@ def peak(command: list[str]) -> float:
     process = subprocess.Popen(command)
     highest = 0.0
     while process.poll() is None:
-        try:
-            highest = max(highest, sum(memory(pid) for pid in family(process.pid)))
-        except (FileNotFoundError, ProcessLookupError):  # one of them has just ended
-            continue
+        highest = max(highest, sum(memory(pid) for pid in family(process.pid)))
         time.sleep(0.02)
     if process.returncode:
         sys.exit(process.returncode)

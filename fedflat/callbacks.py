@@ -18,6 +18,13 @@ log = logging.getLogger(__name__)
 Stop = bool | str | None
 """What a callback answers: something true stops the run, best a few words that say why."""
 
+FALLS = ("loss", "_std", "seconds")  # how the names of metrics end of which less is better
+
+
+def falls(metric: str) -> bool:
+    """Whether less of a metric is better."""
+    return metric.endswith(FALLS)
+
 
 class Callback:
     """Watches a run from the process that calls `fedflat.run`; override what you need.
@@ -67,7 +74,7 @@ class Stopping(Callback):
     """What the two rules have in common: they depend on nothing but `run.metrics`, so resuming changes nothing.
 
     metric: a name in `run.metrics`; rounds in which it was not measured do not count.
-    mode: whether "max" or "min" is good; "auto" is min for losses and max for all else.
+    mode: whether "max" or "min" is good; "auto" is min for losses, deviations and times, and max for all else.
     """
 
     metric: str = "accuracy"
@@ -80,7 +87,7 @@ class Stopping(Callback):
     @property
     def sign(self) -> int:
         """1 where more is better, -1 where less is."""
-        return -1 if self.mode == "min" or (self.mode == "auto" and self.metric.endswith("loss")) else 1
+        return -1 if self.mode == "min" or (self.mode == "auto" and falls(self.metric)) else 1
 
     def verdict(self, values: list[float]) -> str:
         """Why these values of the metric, in order, are enough; empty while they are not."""

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from fedflat.commands.parser import Parser
-from fedflat.errors import ClientError, FedflatError, InputError, InterruptedRunError, UnknownNameError
+from fedflat.errors import ClientError, FedflatError, InputError, InterruptedRunError, UnknownNameError, one_line
 
 
 class Command(NamedTuple):
@@ -84,6 +84,7 @@ def _dispatch(words: list[str]) -> int:
         command = importlib.import_module(f"fedflat.commands.{COMMANDS[name].module}")
         own = Parser(prog=f"fedflat {name}", description=command.__doc__)
         command.configure(own)
+        own.add_argument("--debug", action="store_true", help="show the traceback of an error")
         status: int = command.execute(own.parse(rest))
         return status
     if parser.parse(words).version:
@@ -105,7 +106,7 @@ def _top_parser() -> Parser:
 
 def describe(error: BaseException) -> tuple[int, str]:
     """Exit status and one line for an error that reached the top."""
-    text = " ".join(str(error.args[0] if error.args else error).split())
+    text = one_line(error)
     if isinstance(error, (InterruptedRunError, KeyboardInterrupt)):
         return 130, text or "interrupted"
     if isinstance(error, InputError):

@@ -16,6 +16,8 @@ from typing import Any
 
 from fedflat.errors import InputError, UnknownNameError
 
+IRRELEVANT = ("workers", "backend")  # fields that do not change a result
+
 
 def _field(default: Any, help: str) -> Any:
     return field(default=default, metadata={"help": help})
@@ -129,7 +131,7 @@ class Experiment:
         return [
             f"{name}: {theirs[name]!r} there, {mine[name]!r} here"
             for name in mine
-            if name not in ("workers", "backend") and mine[name] != theirs[name]
+            if name not in IRRELEVANT and mine[name] != theirs[name]
         ]
 
 

@@ -136,9 +136,9 @@ class RunFolder:
         plain = checkpoint.plain | {
             "tensors": name,
             "sha256": hashlib.sha256(blob).hexdigest(),
-            "client_versions": {str(k): v for k, v in checkpoint.versions.items()},
+            "client_versions": checkpoint.versions,
         }
-        write_atomically(self.path / "checkpoint.json", _json(plain))
+        write_atomically(self.path / "checkpoint.json", (json.dumps(plain) + "\n").encode())  # there may be millions
         self._delete_checkpoints_but(name)
 
     def tidy(self) -> None:

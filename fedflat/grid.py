@@ -17,13 +17,13 @@ MOST = 10_000  # runs that anybody can have meant
 def combinations(options: Mapping[str, str]) -> list[dict[str, Any]]:
     """All combinations of the values that options name, the last fields of `Experiment` varying fastest."""
     names = [name for name in Experiment.__dataclass_fields__ if name in options]
-    return [dict(zip(names, values, strict=True)) for values in product(*(members(n, options[n]) for n in names))]
+    return [dict(zip(names, values, strict=True)) for values in product(*(values_in(n, options[n]) for n in names))]
 
 
-def members(name: str, text: str) -> list[Any]:
+def values_in(name: str, text: str) -> list[Any]:
     """The values of a field in a text: with commas between them; a..b are the whole numbers from a to b.
 
-    >>> members("seed", "0..2,7"), members("partition", "lda_hsu(alpha=0.5),iid")
+    >>> values_in("seed", "0..2,7"), values_in("partition", "lda_hsu(alpha=0.5),iid")
     ([0, 1, 2, 7], ['lda_hsu(alpha=0.5)', 'iid'])
     """
     counts = field_type(name)[0] is int

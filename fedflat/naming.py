@@ -8,9 +8,7 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
-from fedflat.experiment import Experiment
-
-IRRELEVANT = ("workers", "backend")  # fields that do not change the result
+from fedflat.experiment import IRRELEVANT, Experiment
 
 
 def default_out(experiment: Experiment) -> Path:

@@ -26,6 +26,7 @@ from fedflat.experiment import Experiment
 from fedflat.folder import RunFolder, describe_environment
 from fedflat.participation import Participants, checked
 from fedflat.participation import participants as participants_by
+from fedflat.presets import load_preset
 from fedflat.result import Run, restore, save
 from fedflat.server import RoundLoop, Row, fresh_server
 from fedflat.signals import interruptible
@@ -51,6 +52,7 @@ def run(
     watch_every: int = 1,
     ray_address: str | None = None,
     engine: Callable[[Task], Backend] | None = None,
+    preset: str = "",
 ) -> Run:
     """Run an experiment, or go on with it where its folder left off.
 
@@ -59,14 +61,17 @@ def run(
         the clients that train, instead of `participation`.
     out: folder for everything the run writes; None keeps it in memory. root: where data sets lie.
     progress: a live line in the terminal; None shows it where there is a terminal.
-    callbacks: see `Callback`. state_memory: bytes of client state to hold in memory before it goes to disk.
+    callbacks: see `Callback`. state_memory: bytes of client state to hold in memory, here or in the cluster, before it
+        goes to disk.
     watch: what else to record, in every round that `watch_every` divides: "drift", "gsnr", "client_curvature",
         "feature_norms", "interference". It changes no result.
     ray_address: with backend="ray", "host:port" of a cluster that this machine belongs to, "auto" to find it, "local"
         to start one for this run; None is $RAY_ADDRESS, else "local".
     engine: makes the back end that the clients are run on, instead of the one that `Experiment.backend` names.
+    preset: name of the preset that the experiment was made from, for the record in the run folder.
     """
     _check_callbacks(callbacks)
+    facts: dict[str, Any] = {"preset": load_preset(preset).record(experiment)} if preset else {}
     with single_thread(), streams.isolated(experiment.seed, "run"):
         task = make_task(
             experiment,
@@ -81,8 +86,8 @@ def run(
         choose = _chooser(task, participants)
         folder = RunFolder(out) if out is not None else None
         try:
-            inputs = describe_inputs(task, model is not None, participants) if folder else {}
-            result = _open(task, folder, inputs, memory=state_memory)
+            facts["inputs"] = describe_inputs(task, model is not None, participants) if folder else {}
+            result = _open(task, folder, facts, memory=state_memory)
             if result._server.round < experiment.rounds:
                 shown = sys.stderr.isatty() if progress is None else progress
                 hired = engine or partial(make_backend, ray_address=ray_address)
@@ -113,21 +118,21 @@ def _chooser(task: Task, own: Participants | None) -> Callable[[int], list[int]]
     return checked(law, clients)
 
 
-def _open(task: Task, folder: RunFolder | None, inputs: dict[str, Any], memory: int) -> Run:
+def _open(task: Task, folder: RunFolder | None, facts: dict[str, Any], memory: int) -> Run:
     server = fresh_server(task)
     if folder is None:
         return Run(task, server, ClientStore(None, memory), None)
     folder.lock()
     folder.tidy()
     result = Run(task, server, ClientStore(folder.path / "clients", memory), folder)
-    result._inputs = inputs
+    result._inputs = facts["inputs"]
     if not folder.exists():
-        folder.create(task.experiment, *_origin(task, inputs))
+        folder.create(task.experiment, *_origin(task, facts))
         return result
     checkpoint = folder.load_checkpoint()
     differences = task.experiment.differences(folder.experiment())
     if differences and checkpoint is None and not folder.rows("metrics", 1):
-        folder.record(task.experiment, *_origin(task, inputs))  # nothing was ever run here
+        folder.record(task.experiment, *_origin(task, facts))  # nothing was ever run here
     elif differences:
         raise CheckpointError(
             f"{folder.path} holds another experiment ({'; '.join(differences)}); choose another folder"
@@ -145,9 +150,9 @@ def _open(task: Task, folder: RunFolder | None, inputs: dict[str, Any], memory: 
     return result
 
 
-def _origin(task: Task, inputs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a run is made on and of: versions and inputs, and who holds what."""
-    return describe_environment() | {"inputs": inputs}, partition_record(task.federation)
+def _origin(task: Task, facts: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a run is made on and of: versions, preset and inputs, and who holds what."""
+    return describe_environment() | facts, partition_record(task.federation)
 
 
 def _go_on(

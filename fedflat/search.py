@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedflat import calls
-from fedflat.callbacks import Callback
-from fedflat.errors import CheckpointError, InputError, RunError, UnknownNameError
-from fedflat.experiment import Experiment, check_names, field_type
-from fedflat.naming import IRRELEVANT, default_out
+from fedflat.callbacks import Callback, falls
+from fedflat.errors import CheckpointError, InputError, RunError, UnknownNameError, one_line
+from fedflat.experiment import IRRELEVANT, Experiment, check_names, field_type
+from fedflat.naming import default_out
 
 if TYPE_CHECKING:
     from fedflat.result import Run
@@ -149,12 +149,16 @@ class Search:
         self.experiment, self.dimensions, self.out = experiment, dimensions, Path(out)
         self.metric, self.prune = metric, prune
         self._optuna = _optuna()
+        self._check()
+        self.study = self._open()
+
+    def _check(self) -> None:
+        """Refuse what no trial could have: the ends of the laws must make experiments."""
         for end in (0, -1):
-            changed(experiment, {d.name: d.law.args[end] for d in dimensions if d.law.args})
-        for d in dimensions:
+            changed(self.experiment, {d.name: d.law.args[end] for d in self.dimensions if d.law.args})
+        for d in self.dimensions:
             if "." not in d.name and field_type(d.name)[0] is int and d.law.name in ("log", "uniform"):
                 raise InputError(f"{d.name} takes whole numbers: search {d.name}=int(low, high), not {d.law}")
-        self.study = self._open()
 
     def _open(self) -> Any:
         self.out.mkdir(parents=True, exist_ok=True)
@@ -163,7 +167,7 @@ class Search:
             storage=self._optuna.storages.JournalStorage(backend),
             study_name="sweep",
             load_if_exists=True,
-            direction="minimize" if self.metric.endswith("loss") else "maximize",
+            direction="minimize" if falls(self.metric) else "maximize",
             pruner=self._optuna.pruners.MedianPruner(n_warmup_steps=self.experiment.rounds // 4),
         )
         fields = {name: value for name, value in self.experiment.to_dict().items() if name not in IRRELEVANT}
@@ -195,10 +199,7 @@ class Search:
         """One trial. watchers: callbacks for a run of this name. Further options are those of `fedflat.run`."""
         from fedflat.runner import run
 
-        # Seeded by the number of trials so far, an interrupted search proposes what an uninterrupted one would.
-        seed = (self.experiment.seed * 1_000_003 + len(self.ended)) % 2**32
-        self.study.sampler = self._optuna.samplers.TPESampler(seed=seed)
-        trial, states = self.study.ask(), self._optuna.trial.TrialState
+        trial, states = self._ask(), self._optuna.trial.TrialState
         values = tidy({dimension.name: dimension.suggest(trial) for dimension in self.dimensions})
         experiment, reporter = changed(self.experiment, values), Reporter(trial, self.metric, self.prune)
         folder = self.out / default_out(experiment).name
@@ -207,13 +208,19 @@ class Search:
         try:
             result = run(experiment, out=folder, progress=False, callbacks=[reporter, *watchers(label)], **options)
         except RunError as error:
-            trial.set_user_attr("failure", " ".join(str(error.args[0]).split()))
+            trial.set_user_attr("failure", one_line(error))
             self.study.tell(trial, state=states.FAIL)
             return
         if reporter.pruned:
             self.study.tell(trial, state=states.PRUNED)
         else:
             self.study.tell(trial, self._value(result))
+
+    def _ask(self) -> Any:
+        """A new trial: seeded by their number, an interrupted search proposes what an uninterrupted one would."""
+        seed = (self.experiment.seed * 1_000_003 + len(self.ended)) % 2**32
+        self.study.sampler = self._optuna.samplers.TPESampler(seed=seed)
+        return self.study.ask()
 
     def _value(self, result: Run) -> float:
         from fedflat.report.records import record_of

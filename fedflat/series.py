@@ -13,21 +13,27 @@ from fedflat import streams
 from fedflat.assembly import make_task
 from fedflat.callbacks import Callback
 from fedflat.data import load_federation
-from fedflat.errors import FedflatError, InterruptedRunError
+from fedflat.errors import FedflatError, InputError, InterruptedRunError, one_line
 from fedflat.experiment import Experiment
 from fedflat.naming import default_out
 from fedflat.participation import participants
 from fedflat.report.progress import Board, Overall
-from fedflat.report.records import Record, labels
+from fedflat.report.records import PLAN, Record, labels
+from fedflat.report.terminal import say
 from fedflat.runner import run
+from fedflat.store import write_atomically
 
 
 @dataclass
 class Member:
-    """One experiment of a series and its folder. failure: what went wrong while it ran, if anything did."""
+    """One experiment of a series and its folder.
+
+    preset: name of the one that it was made from, if any. failure: what went wrong while it ran, if anything did.
+    """
 
     experiment: Experiment
     folder: Path
+    preset: str = ""
     failure: str = ""
 
     @property
@@ -40,9 +46,9 @@ class Member:
         return False
 
 
-def series(experiments: Iterable[Experiment], out: str | Path) -> list[Member]:
+def series(experiments: Iterable[Experiment], out: str | Path, preset: str = "") -> list[Member]:
     """Experiments, each once, with the folders below `out` that belong to them."""
-    return [Member(e, Path(out) / default_out(e).name) for e in dict.fromkeys(experiments)]
+    return [Member(e, Path(out) / default_out(e).name, preset) for e in dict.fromkeys(experiments)]
 
 
 def run_all(
@@ -59,16 +65,36 @@ def run_all(
     `InputError` means that nothing was run. A run that fails later, because it diverged for one, is noted in `failure`,
     and the others go on.
     """
-    waiting = [member for member in members if not member.finished]
+    waiting = [(member, name) for member, name in zip(members, _names(members), strict=True) if not member.finished]
     watching = {name: options[name] for name in ("watch", "watch_every") if name in options}
-    check([member.experiment for member in waiting], root, **watching)
-    names = labels([Record(member.experiment, []) for member in waiting])
-    with Board(single=len(waiting) == 1) if progress else nullcontext() as board:
-        overall = Overall(board, [member.experiment.rounds for member in waiting]) if board else None
-        for member, name in zip(waiting, names, strict=True):
+    check([member.experiment for member, _ in waiting], root, **watching)
+    before = len(members) - len(waiting)
+    if before and progress:
+        say(f"{before} of {len(members)} runs were finished earlier")
+    with Board(single=len(members) == 1) if progress else nullcontext() as board:
+        overall = Overall(board, [member.experiment.rounds for member, _ in waiting], before) if board else None
+        for member, name in waiting:
+            _write_plan(members)
             watchers = [board.watch(name, member.experiment.rounds), overall] if board and overall else []
             _run(member, [*callbacks(), *watchers], root=root, **options)
+    if waiting:
+        _write_plan(members)
     return members
+
+
+def _names(members: Sequence[Member]) -> list[str]:
+    """What to call the members where their progress is shown: number, method, and what else tells them apart."""
+    found = labels([Record(member.experiment, []) for member in members])
+    return [f"{place}/{len(members)} {label}" for place, label in enumerate(found, start=1)]
+
+
+def _write_plan(members: Sequence[Member]) -> None:
+    """Tell whoever watches the folder of the series which runs there are to be, and which of them have failed."""
+    folder, runs = members[0].folder.parent, {member.folder.name: member.failure for member in members}
+    try:
+        write_atomically(folder / PLAN, (json.dumps({"runs": runs}, indent=1) + "\n").encode())
+    except OSError as error:
+        raise InputError(f"{folder} cannot hold the runs: {error.strerror}; choose another with --out") from None
 
 
 def check(experiments: Iterable[Experiment], root: str | Path | None = None, **watching: Any) -> None:
@@ -86,8 +112,8 @@ def check(experiments: Iterable[Experiment], root: str | Path | None = None, **w
 
 def _run(member: Member, callbacks: Sequence[Callback], **options: Any) -> None:
     try:
-        run(member.experiment, out=member.folder, progress=False, callbacks=callbacks, **options)
+        run(member.experiment, out=member.folder, preset=member.preset, progress=False, callbacks=callbacks, **options)
     except InterruptedRunError:
         raise
     except FedflatError as error:
-        member.failure = " ".join(str(error.args[0]).split())
+        member.failure = one_line(error)

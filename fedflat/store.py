@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import tempfile
@@ -9,7 +10,7 @@ import weakref
 import zlib
 from abc import abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, ItemsView, Iterator, Mapping
+from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -20,22 +21,43 @@ from torch import Tensor
 
 from fedflat.errors import CheckpointError
 from fedflat.method import State, copied
+from fedflat.rounds import Rounds
 
 States = dict[str, State]
 MEMORY = 1 << 30
+OVERHEAD = 1 << 10  # bytes that any state takes in memory beside its numbers
 SHARD = 1000  # clients in one folder of state files
+MANY = 50  # files from which on it is quicker to have the whole file system write what it holds
 SECURED = 20  # rounds after which states that lie elsewhere are written here: one that is lost is made again from there
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write under a temporary name and rename, so that `path` is never seen half written, even after a power cut."""
+def write_atomically(path: Path, content: bytes, *, lasting: bool = True) -> None:
+    """Write under a temporary name and rename, so that `path` is never seen half written, even after a power cut.
+
+    lasting: whether it is on the disk when this returns; else a power cut may cost it until `sync` is called.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with temporary.open("wb") as file:
         file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+        if lasting:
+            file.flush()
+            os.fsync(file.fileno())
     temporary.replace(path)
+
+
+def sync(paths: Sequence[Path]) -> None:
+    """Have files of one file system on the disk: many of them by one call, where one each would take seconds."""
+    whole = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None) if len(paths) > MANY else None
+    for path in paths[:1] if whole else paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            if whole is None:
+                os.fsync(descriptor)
+            elif whole(descriptor):
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(path))
+        finally:
+            os.close(descriptor)
 
 
 def flatten(states: Mapping[str, State]) -> dict[str, Tensor]:
@@ -81,7 +103,12 @@ def _checksum(tensors: dict[str, Tensor]) -> int:
 
 
 class Away(Mapping[str, State]):
-    """A client's states that lie on another machine, where they may be lost. Looking at them fetches them."""
+    """A client's states that lie on another machine, where they may be lost. Looking at them fetches them.
+
+    size: bytes that they take there.
+    """
+
+    size = 0
 
     @abstractmethod
     def fetch(self) -> States:
@@ -111,7 +138,8 @@ class Away(Mapping[str, State]):
 class ClientStore:
     """The state of the clients that took part, in memory up to a budget and on disk beyond it.
 
-    States that lie on another machine stay there as well: they are written at checkpoints, and every few rounds.
+    States that lie on another machine stay there within that budget; they are written at checkpoints, and every few
+    rounds.
 
     Every state is written under a version, the round that made it. A checkpoint names the versions it needs, and the
     files it names are deleted only once a newer one is in place: killing the process at any moment loses nothing.
@@ -121,13 +149,13 @@ class ClientStore:
     def __init__(self, folder: Path | None = None, memory: int = MEMORY) -> None:
         self._folder = folder
         self.memory = memory
-        self.versions: dict[int, int] = {}  # client → round of its latest committed state
+        self.versions = Rounds()  # client → round of its latest committed state
         self._hot: OrderedDict[int, tuple[Mapping[str, State], int]] = OrderedDict()  # latest last, with their bytes
         self._bytes = 0
         self._dirty: set[int] = set()  # in memory only
         self._pending: dict[int, Mapping[str, State]] = {}  # of the round under way
-        self._saved: dict[int, int] = {}  # client → version named by the last checkpoint
-        self._written: dict[int, int] = {}  # client → latest version on disk
+        self._saved = Rounds()  # client → version named by the last checkpoint
+        self._written = Rounds()  # client → latest version on disk
 
     @property
     def folder(self) -> Path:
@@ -174,8 +202,7 @@ class ClientStore:
             self.secure()
 
     def _admit(self, client: int, states: Mapping[str, State]) -> None:
-        tensors = [] if isinstance(states, Away) else [t for state in states.values() for t in state.values()]
-        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        size = OVERHEAD + _bytes(states)
         self._hot[client] = states, size
         self._bytes += size
         while self._bytes > self.memory and len(self._hot) > 1:
@@ -187,7 +214,7 @@ class ClientStore:
         if client not in self._dirty:
             return
         version, last, states = self.versions[client], self._written.get(client), self._hot[client][0]
-        write_atomically(self._path(client, version), pack_tensors(flatten(states)))
+        write_atomically(self._path(client, version), pack_tensors(flatten(states)), lasting=False)
         if isinstance(states, Away):
             states.secure(partial(self._read, client, version))
         self._dirty.discard(client)
@@ -202,10 +229,11 @@ class ClientStore:
         return self.folder / str(client // SHARD) / f"{client}.{version}.safetensors"
 
     def flush(self) -> dict[int, int]:
-        """Write all that is in memory only; returns the versions a checkpoint must name."""
+        """Write all that is in memory only; returns the versions a checkpoint must name, which are on the disk then."""
         for client in sorted(self._dirty):
             self._write(client)
-        return dict(self.versions)
+        sync([self._path(client, version) for client, version in self._written.unlike(self._saved)])
+        return self.versions.table()
 
     def secure(self) -> None:
         """Write what lies on other machines only."""
@@ -214,16 +242,22 @@ class ClientStore:
 
     def settle(self) -> None:
         """Delete the files that the checkpoint just written has made superfluous."""
-        for client, version in self._saved.items():
-            if self.versions.get(client) != version:
-                self._path(client, version).unlink(missing_ok=True)
-        self._saved = dict(self.versions)
+        for client, version in self._saved.unlike(self.versions):
+            self._path(client, version).unlink(missing_ok=True)
+        self._saved = self.versions.copy()
 
-    def restore(self, versions: dict[int, int], *, prune: bool = True) -> None:
+    def restore(self, versions: Mapping[int, int], *, prune: bool = True) -> None:
         """Go back to a checkpoint's versions. prune: delete the files that it does not name."""
-        self.versions, self._saved, self._written = dict(versions), dict(versions), dict(versions)
+        self.versions = Rounds(versions)
+        self._saved, self._written = self.versions.copy(), self.versions.copy()
         if prune:
             known = {self._path(client, version) for client, version in versions.items()}
             for path in self.folder.glob("*/*.safetensors"):
                 if path not in known:
                     path.unlink()
+
+
+def _bytes(states: Mapping[str, State]) -> int:
+    if isinstance(states, Away):
+        return states.size
+    return sum(tensor.numel() * tensor.element_size() for state in states.values() for tensor in state.values())

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import fedflat
 from fedflat.assembly import check_spelling
@@ -142,6 +144,46 @@ def test_options_win_over_the_file_and_the_file_over_the_preset(tmp_path: Path) 
 def test_every_point_of_a_grid_has_its_own_values() -> None:
     words = ("--preset", "s003_c10", "--method", "fedsam", "--partition", "lda_hsu(alpha=0),lda_hsu(alpha=100)")
     assert [experiment.method for experiment in made(*words)] == ["fedsam(rho=0.1)", "fedsam(rho=0.02)"]
+
+
+SMALL = {"data": "digits", "partition": "iid", "clients": 8, "participation": "uniform(2)", "model": "logistic"}
+SMALL |= {"augment": "none", "rounds": 2, "backend": "serial"}
+WORDS = [word for name, value in SMALL.items() for word in (f"--{name}", str(value))]
+CHANGED = ["data", "partition", "clients", "participation", "model", "method", "rounds", "augment"]
+
+
+def test_a_run_folder_names_its_preset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = ["--method", "fedavg+asam", "--seed", "3", "--out", str(tmp_path / "a")]
+    assert main(["run", "--preset", "s003_c10", *WORDS, *own]) == 0
+    noted = json.loads((tmp_path / "a/environment.json").read_text())["preset"]
+    assert noted == {"name": "s003_c10", "version": PRESETS["s003_c10"].version, "changed": CHANGED}
+    said = f"preset s003_c10 v1, changed: {', '.join(CHANGED)}"
+    capsys.readouterr()
+    assert main(["show", str(tmp_path / "a")]) == 0
+    assert said in " ".join(capsys.readouterr().out.split())
+    page = fedflat.load_run(tmp_path / "a").report(tmp_path / "r.html").read_text(encoding="utf-8")
+    assert f"<dt>preset</dt><dd>{said.removeprefix('preset ')}</dd>" in page
+
+
+def test_a_preset_is_a_note_and_changes_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--preset", "s003_c10", *WORDS, "--out", str(tmp_path / "a"), "--quiet"]) == 0
+    file, rows = tmp_path / "a/experiment.toml", (tmp_path / "a/metrics.jsonl").read_text()
+    for out in ("a", "b"):
+        assert main(["run", str(file), "--out", str(tmp_path / out)]) == 0
+    assert "holds this run, finished already" in capsys.readouterr().err
+    assert (tmp_path / "a/metrics.jsonl").read_text() == rows
+    runs = [fedflat.load_run(tmp_path / out) for out in ("a", "b")]
+    assert runs[0].experiment == runs[1].experiment and torch.equal(runs[0].weights, runs[1].weights)
+    assert main(["show", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
+    assert "a: preset s003_c10 v1" in capsys.readouterr().out
+
+
+def test_what_a_preset_changes_itself_is_not_said_to_be_changed() -> None:
+    preset = PRESETS["s001_c100"]
+    assert preset.record(preset.make(seed=5, workers=1))["changed"] == []
+    assert preset.record(preset.make(method="moon"))["changed"] == ["method"]
+    assert preset.record(preset.make(method="moon", model="resnet56"))["changed"] == ["model", "method"]
+    assert preset.record(preset.make(momentum=0.5, nesterov=False))["changed"] == ["momentum", "nesterov"]
 
 
 def test_mistakes_are_told(capsys: pytest.CaptureFixture[str]) -> None:

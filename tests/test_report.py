@@ -28,6 +28,7 @@ from fedflat.report.page.page import Page as Draft
 from fedflat.report.page.series import POINTS, spread, thinned
 from fedflat.report.page.training import chosen_targets
 from fedflat.report.records import Record, grouped, records_of
+from fedflat.series import run_all, series
 
 EVIL = "</script><img src=x onerror=alert(1)>"
 
@@ -305,7 +306,41 @@ def test_a_run_that_a_callback_stopped_has_ended(tmp_path: Path) -> None:
 
     fedflat.run(experiment(), out=tmp_path / "run", callbacks=[Enough()])
     (record,) = records_of([tmp_path / "run"])
-    assert record.unfinished and watch.ended(record)
+    assert record.unfinished and record.ended
+
+
+def test_the_page_of_a_grid_waits_for_runs_that_have_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "SECONDS", 0.01)
+    path, out = tmp_path / "r.html", tmp_path / "runs"
+
+    def late() -> list[fedflat.Callback]:
+        """Before the second run begins, the first has been on the page with all its rounds for many looks."""
+        deadline = time.monotonic() + 30
+        while (out / one.folder.name).exists() and time.monotonic() < deadline:
+            if path.exists() and Page(path).data["runs"][0]["rounds"] == 4:
+                time.sleep(0.5)
+                break
+            time.sleep(0.01)
+        return []
+
+    one, other = members = series([experiment(), experiment(seed=1)], out)
+    out.mkdir()
+    thread = threading.Thread(target=run_all, args=[members], kwargs={"progress": False, "callbacks": late})
+    thread.start()
+    try:
+        watch.follow([out], path, lambda page: None)
+    finally:
+        thread.join()
+    assert [run["folder"] for run in Page(path).data["runs"]] == sorted([str(one.folder), str(other.folder)])
+
+
+def test_a_run_of_a_grid_that_failed_is_waited_for_no_more(tmp_path: Path) -> None:
+    diverging = experiment(lr=1e30, clip=None, weight_decay=1.0)
+    bad, good = run_all(series([diverging, experiment()], tmp_path), progress=False)
+    records = records_of([tmp_path])
+    assert bad.failure and any(record.unfinished for record in records)
+    assert watch.to_come([tmp_path], records) == set()
+    assert watch.to_come([bad.folder, good.folder], records) == {bad.folder}
 
 
 def test_ctrl_c_ends_watching_with_a_page_that_waits_for_nothing(runs: list[Path], tmp_path: Path) -> None:

@@ -115,6 +115,12 @@ def test_a_table_that_does_not_add_up_is_refused() -> None:
         load_table("bad.toml")
     with pytest.raises(InputError, match="unknown scale of table tiny: 'smal': did you mean 'small'"):
         load_table("tiny.toml").cells("smal")
+    Path("bad.toml").write_text('title = "x"\n[columns]\n[row]\n')
+    with pytest.raises(InputError, match=r"unknown entry of bad\.toml: 'row': did you mean 'rows'"):
+        load_table("bad.toml")
+    Path("bad.toml").write_text('title = "x"\n[columns]\n[rows]\n')
+    with pytest.raises(InputError, match=r"bad\.toml is no table: it lacks source, figures"):
+        load_table("bad.toml")
 
 
 # ---- the figures ----
@@ -170,7 +176,8 @@ def test_what_is_finished_is_kept_after_an_interruption(capsys: pytest.CaptureFi
     before = (first.folder / "checkpoint.json").stat().st_mtime_ns
     assert first.finished and not second.finished and not Path("r/table.json").exists()
     assert main(argv) == 0
-    assert "fedprox(mu=0.5)" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "1 of 3 runs were finished earlier" in err and "2/3 fedprox(mu=0.5)" in err and "2 of 3 runs done" in err
     assert second.finished and (first.folder / "checkpoint.json").stat().st_mtime_ns == before
     assert main(argv) == 0
     assert "round" not in capsys.readouterr().err.replace("rounds", "")
@@ -190,6 +197,16 @@ def test_a_failed_cell_does_not_stop_the_others(capsys: pytest.CaptureFixture[st
     assert "failed: r/fedavg-digits-s0-" in err.splitlines()[-1]
     ours = [cell["ours"] for cell in json.loads(Path("r/table.json").read_text())["cells"]]
     assert ours[-1] == "–" and "–" not in ours[:-1]
+
+
+def test_what_cannot_begin_says_why_and_runs_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", "tiny.toml", "--out", "tiny.toml"]) == 2
+    assert "tiny.toml cannot hold the runs: File exists; choose another with --out" in capsys.readouterr().err
+    Path("elsewhere").write_text("")
+    assert main(["reproduce", "000/table1", "--data-root", "elsewhere"]) == 2
+    err = capsys.readouterr().err
+    assert "is not under elsewhere yet: fetching it" in err and "point --data-root or $FEDFLAT_DATA to where" in err
+    assert not Path("runs").exists()
 
 
 def test_tables_and_cells_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

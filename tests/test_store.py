@@ -6,6 +6,7 @@ import gc
 import hashlib
 import json
 import tempfile
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from safetensors.torch import load_file
 import fedflat
 from fedflat.errors import CheckpointError
 from fedflat.folder import Checkpoint, RunFolder
-from fedflat.store import SECURED, Away, ClientStore, flatten, nest
+from fedflat.store import MANY, OVERHEAD, SECURED, Away, ClientStore, flatten, nest
 
 
 def state(client: int, version: int = 0, size: int = 10) -> dict[str, dict[str, torch.Tensor]]:
@@ -120,11 +121,23 @@ def test_a_small_budget_changes_no_bit(tmp_path: Path) -> None:
         assert all(same(tight.client_state(i), roomy.client_state(i)) for i in range(3))
 
 
+@pytest.mark.parametrize("clients", [MANY, MANY + 1])
+def test_a_checkpoint_of_few_or_many_states_is_complete(tmp_path: Path, clients: int) -> None:
+    store = ClientStore(tmp_path, memory=10 * (OVERHEAD + 48))  # some go to the disk before the checkpoint
+    for client in range(clients):
+        store.put(client, state(client))
+    store.commit_round(1)
+    assert 0 < len(files(tmp_path)) < clients
+    again = ClientStore(tmp_path)
+    again.restore(store.flush())
+    assert all(same(again.get(client), state(client)) for client in range(clients))
+
+
 class Elsewhere(Away):
     """States on a machine that is gone once they are known to be on the disk."""
 
-    def __init__(self, states: Any) -> None:
-        self.read, self.fetched = lambda: states, 0
+    def __init__(self, states: Any, size: int = 0) -> None:
+        self.read, self.fetched, self.size = lambda: states, 0, size
 
     def fetch(self) -> Any:
         self.fetched += 1
@@ -146,6 +159,16 @@ def test_states_elsewhere_are_fetched_when_they_must_be_on_the_disk_and_not_befo
     again = ClientStore(tmp_path)
     again.restore(dict(store.versions))
     assert same(again.get(3), state(3, 1))
+
+
+def test_states_elsewhere_beyond_the_budget_are_let_go_there(tmp_path: Path) -> None:
+    store, alive = ClientStore(tmp_path, memory=3 * (OVERHEAD + 100)), weakref.WeakValueDictionary[int, Elsewhere]()
+    for round in range(1, 6):
+        store.put(round, far := Elsewhere(state(round), size=100))
+        alive[round] = far
+        store.commit_round(round)
+    assert list(alive) == [3, 4, 5] and files(tmp_path) == {"0/1.1.safetensors", "0/2.2.safetensors"}
+    assert all(same(dict(store.get(client)), state(client)) for client in range(1, 6))
 
 
 def test_no_state_stays_elsewhere_alone_for_many_rounds(tmp_path: Path) -> None:

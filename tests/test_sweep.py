@@ -12,7 +12,7 @@ import pytest
 from fedflat.cli import main
 from fedflat.errors import CheckpointError, InputError
 from fedflat.experiment import Experiment
-from fedflat.grid import combinations, members
+from fedflat.grid import combinations, values_in
 from fedflat.search import Dimension, Search, changed
 
 SMALL = Experiment(
@@ -57,7 +57,7 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_values_in_one_option(name: str, text: str, values: list[Any]) -> None:
-    assert members(name, text) == values
+    assert values_in(name, text) == values
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_values_in_one_option(name: str, text: str, values: list[Any]) -> None:
 )
 def test_what_is_no_value_is_refused(name: str, text: str) -> None:
     with pytest.raises(InputError, match=name):
-        members(name, text)
+        values_in(name, text)
 
 
 def test_seeds_vary_fastest() -> None:
@@ -81,7 +81,7 @@ def test_a_grid_runs_resumes_and_ends_with_a_table(capsys: pytest.CaptureFixture
     argv = ["run", *WORDS, "--lr", "0.01,0.1", "--seed", "0..1", "--out", "g"]
     assert main(argv) == 0
     out, err = capsys.readouterr()
-    folders = sorted(path for path in Path("g").iterdir())
+    folders = sorted(path.parent for path in Path("g").glob("*/experiment.toml"))
     assert len(folders) == 4 and "3 of 4 runs done, about" in err
     experiments = {Experiment.from_toml(folder / "experiment.toml") for folder in folders}
     assert experiments == {SMALL.replace(lr=lr, seed=seed) for lr in (0.01, 0.1) for seed in (0, 1)}

@@ -15,6 +15,7 @@ from fedflat.analysis.results import plain
 from fedflat.analysis.survey import scores
 from fedflat.errors import InputError
 from fedflat.flat import FlatModel
+from fedflat.report.records import round_reaching
 
 
 def per_class_accuracy(
@@ -65,10 +66,8 @@ def rounds_to_target(accuracy: Sequence[float], target: float, *, window: int = 
     if window < 1:
         raise InputError(f"window must be at least 1, got {window}")
     values = torch.as_tensor(accuracy, dtype=torch.float64)
-    for number in range(window, len(values) + 1):
-        if float(values[number - window : number].mean()) >= target:
-            return RoundsToTarget(number, len(values))
-    return RoundsToTarget(None, len(values))
+    means = ((last, float(values[last - window : last].mean())) for last in range(window, len(values) + 1))
+    return RoundsToTarget(round_reaching(means, target), len(values))
 
 
 def tail_average(values: Sequence[float], last: int = 100) -> float:

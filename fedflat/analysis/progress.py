@@ -6,7 +6,8 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from fedflat.report.terminal import clock, console
+from fedflat.report.terminal import console
+from fedflat.report.words import clock
 
 log = logging.getLogger(__name__)
 Progress = bool | Callable[[int, int], None]

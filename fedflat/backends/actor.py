@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from fedflat.backends.base import Chunk, load, portable, score_chunk
-from fedflat.backends.parcels import Parcel, pack, unpack
+from fedflat.backends.parcels import Parcel, pack, unpack, weight
 from fedflat.backends.pool import keep_pages
 from fedflat.client import Score, Task
 from fedflat.duties import perform
@@ -41,7 +41,8 @@ class Actor:
     def visit(self, sheet: Parcel, orders: Parcel, *states: Parcel | None) -> tuple[Any, ...]:
         """Have clients do their duties.
 
-        Gives the updates without shares and states, and whether there are such; the sum of the shares; the states.
+        Gives the updates without shares and states, the bytes of the states and whether there are shares; the sum of
+        the shares; the states.
         """
         total: TreeSum[Shares] = TreeSum()
         updates, kept = list[Update](), list[Parcel | None]()
@@ -53,7 +54,7 @@ class Actor:
                 lasting = _lasting(update)
                 kept.append(pack(lasting) if lasting else None)
                 updates.append(replace(update, shares=None, states={}))
-            reply = updates, [parcel is not None for parcel in kept], bool(total)
+            reply = updates, [weight(parcel) if parcel else 0 for parcel in kept], bool(total)
             return pack(reply), pack(total.result()) if total else None, *kept
         except Exception as error:
             return portable(error, "visit"), *[None] * (1 + len(states))

@@ -28,6 +28,12 @@ def unpack(parcel: Parcel, *, own: bool = False) -> Any:
     return pickle.loads(head, buffers=[_copy(part) for part in memory] if own else memory)
 
 
+def weight(parcel: Parcel) -> int:
+    """Its bytes."""
+    head, memory = parcel
+    return len(head) + sum(part.nbytes for part in memory)
+
+
 class _Memory:
     """What one tensor or several are views of; pickled once."""
 

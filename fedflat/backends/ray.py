@@ -82,12 +82,12 @@ class Ray:
 
     def _updates(self, sheet: Any, block: list[Order], call: Call) -> Iterator[Update]:
         """What a worker has replied; the sum of the block's shares goes with its first update."""
-        updates, keeps, summed = unpack(call.reply, own=True)
+        updates, sizes, summed = unpack(call.reply, own=True)
         shares = None
         if summed:
             shares = RemoteShares(self._session, call.refs[1], partial(self._again, sheet, block, 1), call.actor)
-        for update, order, ref, keep in zip(updates, block, call.refs[2:], keeps, strict=True):
-            kept = Kept(self._session, ref, partial(self._again, sheet, [order], 2)) if keep else {}
+        for update, order, ref, size in zip(updates, block, call.refs[2:], sizes, strict=True):
+            kept = Kept(self._session, ref, partial(self._again, sheet, [order], 2), size) if size else {}
             yield replace(update, shares=shares, states=kept)
             shares = None
 
@@ -122,16 +122,24 @@ def cut(orders: Iterable[Order], workers: int, size: Callable[[Order], int]) -> 
 
     A block has no more than a worker's share of what is to come, so that all finish together.
     """
-    waiting, place = iter(orders), 0
-    ahead = list(islice(waiting, LOOK * workers))
+    waiting, place = ((order, size(order)) for order in orders), 0
+    ahead = deque(islice(waiting, LOOK * workers))
+    left = _amount(ahead)
     while ahead:
-        amounts, count = [size(order) for order in ahead], 1
-        share = sum(amounts) / workers
-        while place % (2 * count) == 0 and 2 * count <= len(ahead) and sum(amounts[: 2 * count]) <= share:
+        count = 1
+        while 2 * count <= len(ahead) and place % (2 * count) == 0 and _amount(ahead, 2 * count) * workers <= left:
             count *= 2
-        yield ahead[:count]
-        ahead = [*ahead[count:], *islice(waiting, count)]
+        block = [ahead.popleft() for _ in range(count)]
+        yield [order for order, _ in block]
+        more = list(islice(waiting, count))
+        ahead.extend(more)
+        left += _amount(more) - _amount(block)
         place += count
+
+
+def _amount(sized: Iterable[tuple[Order, int]], count: int | None = None) -> int:
+    """The size of the first so many of them, or of all."""
+    return sum(size for _, size in islice(sized, count))
 
 
 def _put(value: Any, what: str) -> Any:

@@ -56,6 +56,10 @@ class RemoteShares(Remote[Terms]):
 class Kept(Remote[States], Away):
     """A client's states on the node where it trained last. Lost, they are trained again or read from the disk."""
 
+    def __init__(self, session: Session, ref: Any, remake: Callable[[], States], size: int) -> None:
+        super().__init__(session, ref, remake)
+        self.size = size
+
     def secure(self, read: Callable[[], States]) -> None:
         """See `Away.secure`."""
         self._remake = read

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping, Sequence
 
-from fedflat.commands.parser import Parser
+from fedflat.calls import split
+from fedflat.commands.parser import Parser, add_data_root
 
 WHAT = "curvature,landscape"
 
@@ -18,39 +20,52 @@ def configure(parser: Parser) -> None:
     parser.add_argument("runs", nargs="*", metavar="RUN", help="run folders")
     parser.add_argument("--what", metavar="LIST", default=WHAT, help=f"analyses, with commas between them [{WHAT}]")
     parser.add_argument("--list", action="store_true", help="list the analyses there are")
-    parser.add_argument("--data-root", metavar="DIR", help="where data sets lie")
+    add_data_root(parser)
     parser.add_argument("--samples", metavar="N", type=int, default=2000, help="samples to look at [2000]")
     parser.add_argument("--seed", metavar="N", type=int, default=0, help="of the samples and random directions [0]")
     parser.add_argument("--workers", metavar="N", type=int, default=0, help="processes; 0 is one per core [0]")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
 
 
 def execute(arguments: argparse.Namespace) -> int:
     """Analyse, and compare the runs."""
-    from fedflat.analysis.study import STUDIES, study
+    from fedflat.analysis.study import study
     from fedflat.errors import InputError
-    from fedflat.report.terminal import console, plain_table
 
-    out = console()
     if arguments.list:
-        out.print(plain_table(("analysis", "about"), [(name, each.about) for name, each in STUDIES.items()]))
-        return 0
+        return _list_studies()
     if not arguments.runs:
         raise InputError("name the run folders to look at, such as runs/first (--list shows the analyses)")
     found = study(
         arguments.runs,
-        [name.strip() for name in arguments.what.split(",") if name.strip()],
+        split(arguments.what),
         root=arguments.data_root,
         samples=arguments.samples,
         seed=arguments.seed,
         workers=arguments.workers,
         progress=sys.stderr.isatty(),
     )
+    _show(found, arguments.runs)
+    return 0
+
+
+def _list_studies() -> int:
+    from fedflat.analysis.study import STUDIES
+    from fedflat.report.terminal import console, plain_table
+
+    console().print(plain_table(("analysis", "about"), [(name, each.about) for name, each in STUDIES.items()]))
+    return 0
+
+
+def _show(found: Mapping[str, Mapping[str, Mapping[str, float]]], runs: Sequence[str]) -> None:
+    """A table of each analysis, one row a run, and where the rest is."""
+    from fedflat.analysis.study import STUDIES
+    from fedflat.report.terminal import console, plain_table, tell
+
+    out = console()
     for name, rows in found.items():
         figures = list(next(iter(rows.values())))
         table = [(run, *(f"{values[figure]:.4g}" for figure in figures)) for run, values in rows.items()]
         out.print(plain_table((name, *figures), table, numbers=range(1, len(figures) + 1)))
     together = all(STUDIES[name].runs > 1 for name in found)
-    for run in arguments.runs[:1] if together else arguments.runs:
-        out.print(f"tables and figures: {run}/analysis", soft_wrap=True, markup=False, highlight=False)
-    return 0
+    for run in runs[:1] if together else runs:
+        tell(f"tables and figures: {run}/analysis")

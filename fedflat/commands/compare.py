@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from fedflat.calls import split
 from fedflat.commands.parser import Parser
 from fedflat.errors import InputError
 
@@ -23,7 +24,6 @@ def configure(parser: Parser) -> None:
     form.add_argument("--latex", action="store_true", help="a LaTeX table that needs the package booktabs")
     form.add_argument("--markdown", action="store_true", help="a table for GitHub's Markdown")
     form.add_argument("--csv", action="store_true", help="comma-separated values with all digits")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -35,7 +35,7 @@ def execute(arguments: argparse.Namespace) -> int:
         arguments.runs,
         by=arguments.by,
         metric=arguments.metric,
-        targets=[_number(word) for word in arguments.target.split(",") if word.strip()],
+        targets=[_number(word) for word in split(arguments.target)],
     )
     for form in ("latex", "markdown", "csv"):
         if getattr(arguments, form):

@@ -46,7 +46,6 @@ def configure(parser: Parser) -> None:
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     form.add_argument("--csv", action="store_true", help="print comma-separated values instead of the table")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -159,13 +158,11 @@ def _papers(method: str, arguments: argparse.Namespace) -> Row:
 
 
 def _show(rows: list[Row], arguments: argparse.Namespace, environment: dict[str, Any]) -> None:
-    from fedflat.report.terminal import console, plain_table
+    from fedflat.report.terminal import console, plain_table, tell
 
     heads = ("method", "MACs", "paper", "stored", "paper", "all", "memory", "s a round", "÷ fedavg", "paper")
-    out = console()
-    out.print(plain_table(heads, [_cells(row) for row in rows], numbers=range(1, len(heads))))
-    for line in _legend(rows, arguments, environment):
-        out.print(line, soft_wrap=True, markup=False)
+    console().print(plain_table(heads, [_cells(row) for row in rows], numbers=range(1, len(heads))))
+    tell("\n".join(_legend(rows, arguments, environment)))
 
 
 def _cells(row: Row) -> list[str]:

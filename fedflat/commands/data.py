@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
-from fedflat.commands.parser import Parser
+from fedflat.commands.parser import Parser, add_data_root
 from fedflat.errors import DataError, InputError, UnknownNameError
 from fedflat.experiment import Experiment, coerce
 
@@ -21,33 +20,32 @@ def configure(parser: Parser) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME", help="a data set; see `fedflat list data`")
     parser.add_argument("--fetch", action="store_true", help="fetch it if it is not there yet")
     parser.add_argument("--show", action="store_true", help="show how it is divided, and write a picture of that")
-    parser.add_argument("--data-root", metavar="DIR", help="where data sets lie; else $FEDFLAT_DATA or a cache folder")
+    add_data_root(parser)
     division = parser.add_argument_group("with --show")
     for name, metavar in zip(DIVISION, ("TEXT", "N", "N"), strict=True):
         spec = Experiment.__dataclass_fields__[name]
         help = f"{spec.metadata['help']} [{spec.default}]"
         division.add_argument(f"--{name}", metavar=metavar, default=spec.default, help=help)
     division.add_argument("--out", metavar="FILE.png", help="where to write the picture")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
 
 
 def execute(arguments: argparse.Namespace) -> int:
     """Do what the options ask."""
-    from fedflat.report.terminal import console
+    from fedflat.report.terminal import tell
 
-    out, root = console(), arguments.data_root
+    root = arguments.data_root
     if arguments.name is None:
         if arguments.fetch or arguments.show:
             raise InputError("which data set? fedflat data NAME --fetch")
-        _list(out, root)
+        _list(root)
         return 0
     name = _checked(arguments.name)
     if arguments.fetch or arguments.show:
         fetch_shown(name, root)
     if arguments.show:
-        _show(out, arguments)
+        _show(arguments)
     else:
-        out.print(_where(name, root), highlight=False, markup=False, soft_wrap=True)
+        tell(_where(name, root))
     return 0
 
 
@@ -62,14 +60,14 @@ def _checked(text: str) -> str:
     return name
 
 
-def _list(out: Any, root: str | None) -> None:
+def _list(root: str | None) -> None:
     from fedflat.data import DATASETS, SOURCES, data_root, locate
-    from fedflat.report.terminal import plain_table
+    from fedflat.report.terminal import console, plain_table, tell
 
     places = {name: str(locate(name, root) or "not here") for name in SOURCES} | {"digits": "embedded"}
     rows = [(name, places.get(name, "files of your own")) for name in sorted(DATASETS)]
-    out.print(plain_table(("data", "where"), rows))
-    out.print(f"looked under {data_root(root)}; fetch one with `fedflat data NAME --fetch`", soft_wrap=True)
+    console().print(plain_table(("data", "where"), rows))
+    tell(f"looked under {data_root(root)}; fetch one with `fedflat data NAME --fetch`")
 
 
 def _where(name: str, root: str | None) -> str:
@@ -85,28 +83,30 @@ def _where(name: str, root: str | None) -> str:
 
 def fetch_shown(name: str, root: str | None) -> None:
     """Fetch a published data set that is not there yet, with a progress bar; leave every other name alone."""
-    from fedflat.data import SOURCES, fetch, locate
+    from fedflat.data import SOURCES, data_root, fetch, locate
 
     if name not in SOURCES or locate(name, root) is not None:
         return
     from fedflat.report.progress import download_bar
+    from fedflat.report.terminal import say
 
+    say(f"{name} is not under {data_root(root)} yet: fetching it")
     with download_bar(name) as progress:
         fetch(name, root, progress)
 
 
-def _show(out: Any, arguments: argparse.Namespace) -> None:
+def _show(arguments: argparse.Namespace) -> None:
     from fedflat.data import load_federation
     from fedflat.data.picture import partition_figure
     from fedflat.naming import slug
-    from fedflat.report.terminal import counts_map, counts_table
+    from fedflat.report.terminal import console, counts_map, counts_table, tell
 
     partition, clients, seed = (coerce(name, getattr(arguments, name)) for name in DIVISION)
     federation = load_federation(arguments.name, partition, clients, seed, arguments.data_root)
     counts, title = federation.counts(), f"{arguments.name}, {partition}, seed {seed}"
     facts = f"{len(counts)} clients, {counts.sum()} samples, {counts.shape[1]} classes"
-    out.print(f"{title}: {facts}", soft_wrap=True, markup=False)
-    out.print(counts_table(counts))
-    out.print(counts_map(counts, out.width))
+    tell(f"{title}: {facts}")
+    out = console()
+    out.print(counts_table(counts), counts_map(counts, out.width), sep="\n")
     path = Path(arguments.out or f"{slug(arguments.name)}-{slug(partition)}-n{clients}-s{seed}.png")
-    out.print(f"picture: {partition_figure(counts, path, title)}", soft_wrap=True, highlight=False, markup=False)
+    tell(f"picture: {partition_figure(counts, path, title)}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from fedflat.calls import split
 from fedflat.commands.parser import Parser
 from fedflat.commands.run import add_experiment, experiments_of
 from fedflat.errors import InputError
@@ -37,6 +38,6 @@ def execute(arguments: argparse.Namespace) -> int:
     from fedflat.flower.project import write_project
 
     folder = Path(arguments.folder)
-    write_project(folder, experiments[0], [host.strip() for host in arguments.host.split(",")])
+    write_project(folder, experiments[0], split(arguments.host))
     say(f"{folder} is ready: its README.md has the four commands. The keys in it are for trials only")
     return 0

@@ -28,7 +28,6 @@ def configure(parser: Parser) -> None:
     """Add the arguments."""
     parser.add_argument("what", metavar="|".join(KINDS), help="what to list")
     parser.add_argument("name", metavar="NAME", nargs="?", help="one of them, to be explained")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -39,10 +38,10 @@ def execute(arguments: argparse.Namespace) -> int:
     makers, name = kind.makers(), arguments.name
     if name is not None and name not in makers:
         raise UnknownNameError(what, name, makers)
-    from fedflat.report.terminal import console, plain_table
+    from fedflat.report.terminal import console, plain_table, tell
 
     if name is not None:
-        console().print(explained(name, makers[name], kind.skip), markup=False, soft_wrap=True)
+        tell(explained(name, makers[name], kind.skip))
     else:
         rows = sorted(described(name, maker, kind.skip) for name, maker in makers.items())
         console().print(plain_table((what, "fields", "about"), rows))

@@ -60,3 +60,8 @@ class Parser(argparse.ArgumentParser):
         if out and out[-1] in self.switches:
             out[-1] += "=true"
         return out
+
+
+def add_data_root(parser: Parser) -> None:
+    """Add --data-root."""
+    parser.add_argument("--data-root", metavar="DIR", help="where data sets lie; else $FEDFLAT_DATA or a cache folder")

@@ -20,19 +20,18 @@ if TYPE_CHECKING:
 def configure(parser: Parser) -> None:
     """Add the one argument."""
     parser.add_argument("name", nargs="?", metavar="NAME", help="a preset to be shown")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
 
 
 def execute(arguments: argparse.Namespace) -> int:
     """Print the list, or one preset."""
     from fedflat.presets import all_presets, load_preset
-    from fedflat.report.terminal import console, plain_table
+    from fedflat.report.terminal import console, plain_table, tell
 
-    out = console()
     if arguments.name:
-        out.print("\n".join(described(load_preset(arguments.name))), markup=False, soft_wrap=True)
+        tell("\n".join(described(load_preset(arguments.name))))
     else:
-        out.print(plain_table(("preset", "tables", "about"), [_row(preset) for preset in all_presets().values()]))
+        rows = [_row(preset) for preset in all_presets().values()]
+        console().print(plain_table(("preset", "tables", "about"), rows))
     return 0
 
 

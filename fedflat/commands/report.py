@@ -11,6 +11,8 @@ from pathlib import Path
 
 from fedflat.commands.parser import Parser
 
+WATCH = "write it again while runs go on, until all have ended; of a grid, those to come as well"
+
 
 def configure(parser: Parser) -> None:
     """Add the options."""
@@ -18,8 +20,7 @@ def configure(parser: Parser) -> None:
     parser.add_argument("--out", metavar="FILE.html", default="report.html", help="where to write it [report.html]")
     parser.add_argument("--title", metavar="TEXT", default="", help="its title, instead of the methods' names")
     parser.add_argument("--open", action="store_true", help="show it in the browser")
-    parser.add_argument("--watch", action="store_true", help="write it again while runs go on, until all have ended")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.add_argument("--watch", action="store_true", help=WATCH)
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -28,7 +29,7 @@ def execute(arguments: argparse.Namespace) -> int:
     from fedflat.report.watch import follow
 
     def begun(path: Path) -> None:
-        _tell(path, arguments.open)
+        _present(path, arguments.open)
 
     if arguments.watch:
         follow(arguments.runs, arguments.out, begun, arguments.title)
@@ -37,11 +38,11 @@ def execute(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _tell(path: Path, show: bool) -> None:
+def _present(path: Path, show: bool) -> None:
     import webbrowser
 
-    from fedflat.report.terminal import console
+    from fedflat.report.terminal import tell
 
-    console().print(f"report: {path}", soft_wrap=True, highlight=False, markup=False)
+    tell(f"report: {path}")
     if show:
         webbrowser.open(path.absolute().as_uri())

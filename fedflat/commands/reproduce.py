@@ -10,9 +10,9 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedflat.commands.parser import Parser
+from fedflat.commands.parser import Parser, add_data_root
 from fedflat.errors import InputError
-from fedflat.grid import members
+from fedflat.grid import values_in
 
 if TYPE_CHECKING:
     from fedflat.presets.table import Cell, Table
@@ -26,9 +26,8 @@ def configure(parser: Parser) -> None:
     parser.add_argument("--scale", metavar="NAME", default="full", help="full, or a reduction such as small [full]")
     parser.add_argument("--seeds", metavar="LIST", help="such as 0..2; else as many as the paper or the scale has")
     parser.add_argument("--out", metavar="DIR", help="folder for everything; under runs/ by default")
-    parser.add_argument("--data-root", metavar="DIR", help="where data sets lie; else $FEDFLAT_DATA or a cache folder")
+    add_data_root(parser)
     parser.add_argument("--list", action="store_true", help="list the tables, or the cells of one, and run nothing")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -37,7 +36,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
     if arguments.table is None:
         return _list_tables()
-    table, seeds = load_table(arguments.table), members("seed", arguments.seeds) if arguments.seeds else []
+    table, seeds = load_table(arguments.table), values_in("seed", arguments.seeds) if arguments.seeds else []
     cells = table.cells(arguments.scale, seeds)
     if arguments.list:
         return _list_cells(cells)
@@ -47,20 +46,20 @@ def execute(arguments: argparse.Namespace) -> int:
 
 def _reproduce(cells: list[Cell], notes: list[str], out: Path, root: str | None) -> int:
     from fedflat.commands.run import prepare, report_failures
-    from fedflat.presets.reproduction import HEADS, reproduced, write
+    from fedflat.presets.reproduction import HEADS, reproduced, runs_of, write
     from fedflat.report.terminal import console, plain_table, say
-    from fedflat.series import run_all, series
+    from fedflat.series import run_all
 
-    experiments = [experiment for cell in cells for experiment in cell.experiments]
-    if not experiments:
+    runs = runs_of(cells, out)
+    if not runs:
         raise InputError(f"no cell of this table can be run yet: {cells[0].missing}")
     say("\n".join(notes))
-    prepare(experiments, root)
-    ran = run_all(series(experiments, out), root=root)
+    prepare([run.experiment for run in runs], root)
+    run_all(runs, root=root)
     rows = reproduced(cells, out)
     console().print(plain_table(HEADS, [[row[head] for head in HEADS] for row in rows], numbers=(2, 3)))
     say(f"written: {' and '.join(map(str, write(rows, notes, out)))}")
-    return report_failures(ran)
+    return report_failures(runs)
 
 
 def _notes(table: Table, cells: list[Cell], scale: str) -> list[str]:

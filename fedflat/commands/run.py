@@ -13,8 +13,9 @@ from dataclasses import Field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedflat.calls import split
 from fedflat.commands.callbacks import add_callbacks, callbacks_of, track_finished
-from fedflat.commands.parser import Parser
+from fedflat.commands.parser import Parser, add_data_root
 from fedflat.experiment import Experiment, check_names, field_type, read_toml
 from fedflat.grid import combinations
 from fedflat.naming import default_out
@@ -53,10 +54,9 @@ def add_experiment(parser: Parser, out: str) -> None:
     """Add what describes experiments: a file, a preset, the fields, and folders. out: what --out is for."""
     parser.unknown = "field"
     parser.add_argument("file", nargs="?", metavar="FILE.toml", help="fields of the experiment")
-    parser.add_argument("--preset", metavar="NAME", help="a set-up of a paper; see `fedflat presets`")
+    parser.add_argument("--preset", metavar="NAME", default="", help="a set-up of a paper; see `fedflat presets`")
     parser.add_argument("--out", metavar="DIR", help=out)
-    parser.add_argument("--data-root", metavar="DIR", help="where data sets lie; else $FEDFLAT_DATA or a cache folder")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    add_data_root(parser)
     group: Any = parser
     for spec in fields(Experiment):
         if spec.name in GROUPS:
@@ -93,13 +93,13 @@ def execute(arguments: argparse.Namespace) -> int:
     prepare(experiments, arguments.data_root)
     options: dict[str, Any] = {"root": arguments.data_root, "watch_every": arguments.watch_every}
     options["ray_address"] = arguments.ray_address
-    options["watch"] = [name.strip() for name in arguments.watch.split(",") if name.strip()]
+    options["watch"] = split(arguments.watch)
     if len(experiments) == 1:
         return _run_one(experiments[0], arguments, options, callbacks)
     from fedflat.series import run_all, series
 
     options |= {"progress": not arguments.quiet, "callbacks": lambda: callbacks_of(arguments)}
-    members = run_all(series(experiments, arguments.out or "runs"), **options)
+    members = run_all(series(experiments, arguments.out or "runs", arguments.preset), **options)
     if arguments.quiet:
         sys.stdout.write("".join(f"{member.folder}\n" for member in members))
     else:
@@ -125,6 +125,7 @@ def _run_one(
     from fedflat.runner import run
 
     options |= {"out": Path(arguments.out) if arguments.out else default_out(experiment), "progress": False}
+    options["preset"] = arguments.preset
     if arguments.quiet:
         track_finished(run(experiment, callbacks=callbacks, **options), callbacks)
         sys.stdout.write(f"{options['out']}\n")

@@ -14,13 +14,12 @@ def configure(parser: Parser) -> None:
     """Add the options."""
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders")
     parser.add_argument("--png", metavar="FILE.png", help="write the curves as a picture, too")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
 
 
 def execute(arguments: argparse.Namespace) -> int:
     """Print the table and the curves."""
     from fedflat.report.records import records_of
-    from fedflat.report.terminal import charts, console, runs_table
+    from fedflat.report.terminal import charts, console, runs_table, tell
 
     records, out = records_of(arguments.runs), console()
     out.print(runs_table(records))
@@ -28,5 +27,5 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.png:
         from fedflat.report.figures import curves
 
-        out.print(f"picture: {curves(records, arguments.png)}", soft_wrap=True, highlight=False, markup=False)
+        tell(f"picture: {curves(records, arguments.png)}")
     return 0

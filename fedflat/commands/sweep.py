@@ -9,6 +9,7 @@ early. Running the same command again goes on; a larger --trials adds to what is
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedflat.commands.parser import Parser
@@ -17,6 +18,7 @@ from fedflat.errors import InputError
 from fedflat.naming import default_out, digest
 
 if TYPE_CHECKING:
+    from fedflat.callbacks import Callback
     from fedflat.search import Search
 
 
@@ -36,7 +38,7 @@ def execute(arguments: argparse.Namespace) -> int:
     from fedflat.report.terminal import console, plain_table, say
 
     search = _opened(arguments)
-    _run_trials(search, arguments.trials, arguments.data_root)
+    _run_trials(search, arguments.trials, root=arguments.data_root, preset=arguments.preset)
     console().print(plain_table(*_table(search)))
     best = search.best()
     if best is None:
@@ -64,21 +66,27 @@ def _opened(arguments: argparse.Namespace) -> Search:
     return Search(experiments[0], dimensions, out, metric=arguments.metric, prune=not arguments.no_prune)
 
 
-def _run_trials(search: Search, trials: int, root: str | None) -> None:
-    """Go on until there are so many trials."""
+def _run_trials(search: Search, trials: int, **options: Any) -> None:
+    """Go on until there are so many trials. Further options are those of `fedflat.run`."""
     from fedflat.report.progress import Board, Overall
 
-    rounds = search.experiment.rounds
+    rounds, before = search.experiment.rounds, len(search.ended)
     with Board() as board:
-        overall = Overall(board, [rounds] * (trials - len(search.ended)))
+        overall = Overall(board, [rounds] * (trials - before), before)
+
+        def watchers(label: str) -> Sequence[Callback]:
+            return [board.watch(f"{len(search.ended) + 1}/{trials} {label}", rounds), overall]
+
         while len(search.ended) < trials:
-            search.step(lambda label: [board.watch(label, rounds), overall], root=root)
+            search.step(watchers, **options)
 
 
 def _table(search: Search) -> tuple[tuple[str, ...], list[list[str]]]:
     """One row a trial, the best first and the failed last."""
+    from fedflat.callbacks import falls
+
     names = [dimension.name for dimension in search.dimensions]
-    sign = 1 if search.metric.endswith("loss") else -1
+    sign = 1 if falls(search.metric) else -1
     trials = sorted(search.ended, key=lambda t: (t.value is None, sign * (t.value or 0.0)))
     rows = [[_shown(t.value), *(_shown(t.params[n]) for n in names), _end(t), t.user_attrs["folder"]] for t in trials]
     return (search.metric, *names, "end", "folder"), rows

@@ -17,7 +17,7 @@ from typing import Any
 
 from fedflat.calls import Call, parse, parse_sum
 from fedflat.errors import InputError, UnknownNameError
-from fedflat.experiment import Experiment, check_names
+from fedflat.experiment import IRRELEVANT, Experiment, check_names
 
 FOLDER = Path(__file__).parent
 Values = Mapping[str, Any]
@@ -68,6 +68,17 @@ class Preset:
         if calls:
             values["method"] = "+".join(str(self._filled(call, cases)) for call in calls)
         return Experiment.from_dict(values)
+
+    def record(self, experiment: Experiment) -> dict[str, Any]:
+        """What a run folder notes of the preset: its name, its version, and the fields that were changed.
+
+        What the preset itself changes for a method or a partition, its `cases`, does not count, nor does the seed.
+        """
+        ours = self.make(method=experiment.method, partition=experiment.partition).to_dict()
+        ours |= {name: getattr(self.make(), name) for name in ("method", "partition")}
+        fields = {name: value for name, value in experiment.to_dict().items() if name not in ("seed", *IRRELEVANT)}
+        changed = [name for name, value in fields.items() if value != ours[name]]
+        return {"name": self.id, "version": self.version, "changed": changed}
 
     def _filled(self, call: Call, cases: Sequence[Values]) -> Call:
         """A part with the paper's values of the fields that are not written."""

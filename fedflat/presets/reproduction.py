@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,16 @@ from fedflat.presets.table import Cell
 from fedflat.report.quantities import shown, summary
 from fedflat.report.records import record_of
 from fedflat.report.tabular import markdown
-from fedflat.series import series
+from fedflat.series import Member, series
 from fedflat.store import write_atomically
 
 HEADS = ("column", "row", "ours", "paper")
+
+
+def runs_of(cells: Iterable[Cell], out: Path) -> list[Member]:
+    """The runs of all cells, each once: one may serve several figures."""
+    found = (member for cell in cells for member in series(cell.experiments, out, cell.preset))
+    return list({member.folder: member for member in found}.values())
 
 
 def reproduced(cells: Sequence[Cell], out: Path) -> list[dict[str, Any]]:
@@ -24,7 +30,7 @@ def reproduced(cells: Sequence[Cell], out: Path) -> list[dict[str, Any]]:
 
 
 def _row(cell: Cell, out: Path) -> dict[str, Any]:
-    runs = series(cell.experiments, out)
+    runs = runs_of([cell], out)
     done = [record_of(run.folder) for run in runs if run.finished]
     found = summary(cell.quantity, done)
     rounds = cell.experiments[0].rounds if cell.experiments else 0

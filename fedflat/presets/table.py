@@ -11,7 +11,7 @@ is a declared reduction: `changes` for all cells, `rows` and `columns` that are 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from fedflat.errors import InputError, UnknownNameError
@@ -25,7 +25,7 @@ FULL = "full"  # the scale of the paper
 class Cell:
     """One figure of a table: where it stands, what the paper has, and the runs, one a seed, that are to give ours.
 
-    missing: why it cannot be run, if it cannot; then there are no runs.
+    preset: that they start from, if there is one. missing: why it cannot be run, if it cannot; then there are no runs.
     """
 
     row: str
@@ -33,6 +33,7 @@ class Cell:
     figure: str
     quantity: str
     experiments: tuple[Experiment, ...] = ()
+    preset: str = ""
     missing: str = ""
 
 
@@ -68,16 +69,17 @@ class Table:
     def cells(self, scale: str = FULL, seeds: Sequence[int] = ()) -> list[Cell]:
         """The cells of a scale. seeds: those of the runs, instead of as many as the paper or the scale has."""
         reduction = self.scale(scale)
-        places = {column: place for place, column in enumerate(self.columns)}
         return [
-            self._cell(row, column, reduction, seeds)
+            self._cell(row, column, figure, reduction, seeds)
             for column in reduction.get("columns", self.columns)
             for row in reduction.get("rows", self.rows)
-            if self.figures[row][places[column]]
+            if (figure := self._figure(row, column))
         ]
 
-    def _cell(self, row: str, column: str, scale: Values, seeds: Sequence[int]) -> Cell:
-        figure = self.figures[row][list(self.columns).index(column)]
+    def _figure(self, row: str, column: str) -> str:
+        return self.figures[row][list(self.columns).index(column)]
+
+    def _cell(self, row: str, column: str, figure: str, scale: Values, seeds: Sequence[int]) -> Cell:
         own = [scale.get("changes", {}), scale.get("columns", {}).get(column, {}), scale.get("rows", {}).get(row, {})]
         changes = {k: v for table in (self.columns[column], self.rows[row], *own) for k, v in table.items()}
         preset = load_preset(changes.pop("preset")) if "preset" in changes else None
@@ -89,7 +91,7 @@ class Table:
         make = preset.make if preset else Experiment
         chosen = seeds or range(scale.get("seeds") or (preset.seeds if preset else 0) or 1)
         runs = (make(**changes | {"method": method, "seed": seed}) for seed in chosen)
-        return Cell(row, column, figure, quantity, tuple(runs))
+        return Cell(row, column, figure, quantity, tuple(runs), preset.id if preset else "")
 
 
 def load_table(name: str) -> Table:
@@ -109,7 +111,11 @@ def table_files() -> dict[str, Path]:
 
 
 def _read(path: Path, name: str) -> Table:
-    try:
-        return Table(id=name, **read_toml(path))
-    except TypeError as error:
-        raise InputError(f"{path} is no table: {str(error).partition(') ')[2]}") from None
+    values, known = read_toml(path), [spec.name for spec in fields(Table) if spec.name != "id"]
+    for key in values:
+        if key not in known:
+            raise UnknownNameError(f"entry of {path}:", key, known)
+    lacking = [key for key in ("title", "source", "rows", "columns", "figures") if key not in values]
+    if lacking:
+        raise InputError(f"{path} is no table: it lacks {', '.join(lacking)}")
+    return Table(id=name, **values)

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
+from fedflat.callbacks import falls
+from fedflat.calls import split
 from fedflat.errors import InputError
 from fedflat.report.comparison import Comparison, Row
-from fedflat.report.records import TAIL, Record, check_metric, differing, first_measured, grouped, records_of
+from fedflat.report.records import (
+    TAIL,
+    Record,
+    check_metric,
+    differing,
+    first_measured,
+    grouped,
+    records_of,
+    round_reaching,
+)
 from fedflat.report.significance import ENOUGH, compared
 
 if TYPE_CHECKING:
     from fedflat.result import Run
 
-FALLS = ("loss", "_std", "seconds")  # how the names of metrics end of which less is better
 NO_TEST = {"p": None, "test": None, "better": None}
 
 
@@ -37,8 +46,7 @@ def compare(
     if not records:
         raise InputError("there are no runs to compare: give runs or run folders")
     check_metric(metric, records)
-    names = [name.strip() for name in by.split(",") if name.strip()] if isinstance(by, str) else by
-    groups = grouped(records, names)
+    groups = grouped(records, split(by) if isinstance(by, str) else by)
     rows = [_row(label, group, metric, targets) for label, group in groups.items()]
     first, *others = groups.values()
     verdicts = [_verdict(group, first, metric) for group in others]
@@ -74,30 +82,19 @@ def _own(record: Record, metric: str) -> str:
     return first_measured([record], metric, metric.replace("personal_", "clients_"))
 
 
-def _falls(metric: str) -> bool:
-    return metric.endswith(FALLS)
-
-
 def _best(record: Record, metric: str) -> float | None:
     values = [value for _, value in record.points(_own(record, metric))]
-    return (min if _falls(metric) else max)(values, default=None)
+    return (min if falls(metric) else max)(values, default=None)
 
 
 def _reached(name: str, records: Sequence[Record], metric: str, target: float) -> Row:
     """The rounds to a target: of the mean curve, as far as all runs have come, and of each run."""
-    from fedflat.analysis.behaviour import rounds_to_target
-
-    sign = -1 if _falls(metric) else 1
-    curves = [[sign * value for value in _curve(record, metric)] for record in records]
-    mean = [fmean(values) for values in zip(*curves, strict=False)]
-    first, *others = (rounds_to_target(curve, sign * target).round for curve in (mean, *curves))
+    sign = -1 if falls(metric) else 1
+    curves = [{round: sign * value for round, value in record.points(_own(record, metric))} for record in records]
+    common = sorted(set(curves[0]).intersection(*curves))
+    mean = {round: fmean(curve[round] for curve in curves) for round in common}
+    first, *others = (round_reaching(curve.items(), sign * target) for curve in (mean, *curves))
     return {name: first, f"{name}_runs": others}
-
-
-def _curve(record: Record, metric: str) -> list[float]:
-    """One value a round, nan where there was no evaluation."""
-    values = dict(record.points(_own(record, metric)))
-    return [values.get(round, math.nan) for round in range(1, record.rounds + 1)]
 
 
 def _verdict(group: Sequence[Record], first: Sequence[Record], metric: str) -> Row:
@@ -112,7 +109,7 @@ def _verdict(group: Sequence[Record], first: Sequence[Record], metric: str) -> R
     test = compared(*sides)
     if test is None:
         return NO_TEST | {"test": "too few seeds"}
-    return {"p": test.p, "test": test.name, "better": test.statistic < 0 if _falls(metric) else test.statistic > 0}
+    return {"p": test.p, "test": test.name, "better": test.statistic < 0 if falls(metric) else test.statistic > 0}
 
 
 def _tails(records: Sequence[Record], metric: str) -> dict[int, float]:

@@ -10,7 +10,8 @@ from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 from fedflat.report import tabular
-from fedflat.report.terminal import clock, plain_table, score
+from fedflat.report.terminal import plain_table, score
+from fedflat.report.words import MISSING, amount, clock
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -19,7 +20,6 @@ Row = dict[str, Any]
 Column = tuple[str, Callable[[Row], str]]
 GAP, NAME = 3, 28  # characters between columns, and of a name before it is broken, where there is little room
 MANY = 6  # runs of which not every one is shown
-UNITS = ((1e9, " G"), (1e6, " M"), (1e3, " k"))
 
 
 @dataclass(frozen=True, repr=False)
@@ -81,10 +81,10 @@ class Comparison:
         """What was reached, how soon and for whom, and at what cost."""
         reached: list[Column] = [(name, partial(_spread, name)) for name in ("last", "best", "tail")]
         tested: list[Column] = [("p", _chance)] if len(self.rows) > 1 else []
-        soon: list[Column] = [(f"to {target:g}", partial(_reached, f"to_{target:g}")) for target in self.targets]
+        soon: list[Column] = [(f"to {target:g}", partial(_reached, target)) for target in self.targets]
         low: list[Column] = [("lowest 5 %", partial(_spread, "low5"))]
         sums = {"up": "floats_up", "down": "floats_down", "steps": "steps"}
-        costs: list[Column] = [(head, partial(_amount, name)) for head, name in sums.items()]
+        costs: list[Column] = [(head, partial(_cost, name)) for head, name in sums.items()]
         known = any(row["low5"] is not None for row in self.rows)
         return [
             [("seeds", _seeds), *reached, *tested],
@@ -132,24 +132,27 @@ def _chance(row: Row) -> str:
     """The p-value; that a row is better or worse is only said where chance would seldom have it so."""
     p = row["p"]
     if p is None:
-        return row["test"] or "–"
+        return row["test"] or MISSING
     verdict = (" better" if row["better"] else " worse") if p < 0.05 else ""
     return ("<0.001" if p < 0.001 else f"{p:.3f}") + verdict
 
 
-def _reached(name: str, row: Row) -> str:
-    """The round of the mean curve, then of each run, or the least and most of many; T+ where T were not enough."""
+def _reached(target: float, row: Row) -> str:
+    return "".join(reached(target, row))
+
+
+def reached(target: float, row: Row) -> tuple[str, str]:
+    """The round of the mean curve; in brackets those of several runs, or least and most of many. T+: not within T."""
     if row["last"] is None:
-        return "–"
+        return MISSING, ""
+    name = f"to_{target:g}"
     pairs = list(zip(row[f"{name}_runs"], row["rounds"], strict=True))
     if len(pairs) > MANY:
         pairs.sort(key=lambda pair: pair[0] or math.inf)
     mean, *each = (str(round or f"{rounds}+") for round, rounds in [(row[name], min(row["rounds"])), *pairs])
     each[1:-1] = ["…"] if len(pairs) > MANY else each[1:-1]
-    return f"{mean} ({', '.join(each)})" if len(each) > 1 else mean
+    return mean, f" ({', '.join(each)})" if len(each) > 1 else ""
 
 
-def _amount(name: str, row: Row) -> str:
-    """A large number in a few digits."""
-    value = row[name]
-    return next((f"{value / size:.1f}{unit}" for size, unit in UNITS if value >= size), f"{value:.0f}")
+def _cost(name: str, row: Row) -> str:
+    return amount(row[name])

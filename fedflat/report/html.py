@@ -17,8 +17,8 @@ from fedflat.report.page import behaviour, clients, flatness, landscapes, overvi
 from fedflat.report.page.markup import Html, Section, escaped, joined, tag
 from fedflat.report.page.page import Page
 from fedflat.report.page.series import rounded
-from fedflat.report.page.words import listed
 from fedflat.report.records import Record, records_of
+from fedflat.report.words import listed
 
 if TYPE_CHECKING:
     from fedflat.result import Run

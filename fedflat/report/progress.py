@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedflat.callbacks import Callback
-from fedflat.report.terminal import clock, console, say, shown_path
+from fedflat.report.terminal import console, say, shown_path
+from fedflat.report.words import clock
 
 if TYPE_CHECKING:
     from fedflat.result import Run
@@ -145,11 +146,11 @@ class _Row(Watcher):
 class Overall(Callback):
     """Several runs together, with the time left: the first bar of a board, or a line after every run but the last.
 
-    rounds: of each run.
+    rounds: of each run. before: how many more runs there are that were done earlier.
     """
 
-    def __init__(self, board: Board, rounds: Sequence[int]) -> None:
-        self._board, self._runs, self._ended = board, len(rounds), 0
+    def __init__(self, board: Board, rounds: Sequence[int], before: int = 0) -> None:
+        self._board, self._runs, self._ended = board, before + len(rounds), before
         self._done, self._total, self._began = 0, sum(rounds), time.monotonic()
         self._bar = board.bars.add_task(f"{self._runs} runs", total=None, status="", visible=self._runs > 1)
 
@@ -197,10 +198,11 @@ class Progress(Watcher):
 
 @contextlib.contextmanager
 def download_bar(name: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr; yields what to call with bytes done and bytes in total (0 if unknown)."""
+    """A bar on stderr if that is a terminal; yields what to call with bytes done and bytes in total (0 if unknown)."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(24), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=console(stderr=True), transient=True) as bar:
+    out = console(stderr=True)
+    with Progress(*columns, TimeRemainingColumn(), console=out, transient=True, disable=not out.is_terminal) as bar:
         task = bar.add_task(f"fetching {name}", total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total or None)

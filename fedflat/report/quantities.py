@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from statistics import fmean, stdev
 
 from fedflat import calls
-from fedflat.report.records import Record
+from fedflat.report.records import Record, round_reaching
+from fedflat.report.words import MISSING
 
 Quantity = Callable[..., float | None]
 
@@ -32,7 +33,8 @@ def tail(record: Record, rounds: int, until: int | None = None, metric: str = "a
 
 def rounds_to(record: Record, target: float, metric: str = "accuracy") -> float | None:
     """The first round at which a metric reaches a target; infinite where it never does."""
-    return next((float(round) for round, value in record.points(metric) if value >= target), math.inf)
+    round = round_reaching(record.points(metric), target)
+    return math.inf if round is None else float(round)
 
 
 QUANTITIES: dict[str, Quantity] = {quantity.__name__: quantity for quantity in (last, best, tail, rounds_to)}
@@ -58,7 +60,7 @@ def shown(quantity: str, mean: float | None, std: float | None, rounds: int) -> 
     ('40.90 ± 0.62', '500+')
     """
     if mean is None:
-        return "–"
+        return MISSING
     if math.isinf(mean):
         return f"{rounds}+"
     digits = 0 if calls.parse(quantity).name == "rounds_to" else 2

@@ -11,12 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedflat.errors import CheckpointError, InputError, UnknownNameError
-from fedflat.experiment import Experiment, check_names
+from fedflat.experiment import IRRELEVANT, Experiment, check_names
 
 if TYPE_CHECKING:
     from fedflat.result import Run
 
 TAIL = 0.1  # share of the rounds in a tail average
+PLAN = ".plan.json"  # beside the runs of a series: which there are to be; hidden from `fedflat show runs/*`
+
+
+def round_reaching(points: Iterable[tuple[int, float]], target: float) -> int | None:
+    """The first round of a curve, (round, value) by rising round, that reaches a target; None where none does."""
+    return next((round for round, value in points if value >= target), None)
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,29 @@ class Record:
     def unfinished(self) -> bool:
         """Whether there are rounds to go."""
         return self.rounds < self.experiment.rounds
+
+    @property
+    def ended(self) -> bool:
+        """Whether no round is to come: all are done, or a callback has stopped the run before."""
+        return not self.unfinished or bool(self.stopped)
+
+    def file(self, name: str) -> dict[str, Any]:
+        """A JSON file of the run folder; empty where there is none."""
+        path = self.path / name if self.path else None
+        if path is None or not path.is_file():
+            return {}
+        try:
+            return dict(json.loads(path.read_text()))
+        except (ValueError, TypeError) as error:
+            raise CheckpointError(f"{path} is damaged ({error})") from None
+
+    @property
+    def preset(self) -> tuple[str, list[str]]:
+        """Name and version of the preset that the run was made from, and the fields that were changed; or nothing."""
+        match self.file("environment.json").get("preset"):
+            case {"name": str(name), "version": int(version), "changed": list(changed)}:
+                return f"{name} v{version}", [str(field) for field in changed]
+        return "", []
 
     @property
     def seconds(self) -> float:
@@ -128,10 +157,22 @@ def grouped(records: Sequence[Record], by: Sequence[str] = ()) -> dict[str, list
     return groups
 
 
+def presets(records: Sequence[Record]) -> dict[str, list[int]]:
+    """What presets runs were made from, with all fields that any of them has changed, and the places of these runs."""
+    places: dict[str, list[int]] = {}
+    changed: dict[str, dict[str, None]] = {}
+    for place, (name, fields) in enumerate(record.preset for record in records):
+        if name:
+            places.setdefault(name, []).append(place)
+            changed.setdefault(name, {}).update(dict.fromkeys(fields))
+    texts = {name: f"{name}, changed: {', '.join(fields)}" if fields else name for name, fields in changed.items()}
+    return {texts[name]: found for name, found in places.items()}
+
+
 def differing(records: Sequence[Record]) -> list[str]:
     """The fields in which runs differ; those that cannot change a result do not count."""
     tables = [record.experiment.to_dict() for record in records]
-    candidates = [name for name in (tables[0] if tables else ()) if name not in ("workers", "backend")]
+    candidates = [name for name in (tables[0] if tables else ()) if name not in IRRELEVANT]
     return [name for name in candidates if len({table[name] for table in tables}) > 1]
 
 

@@ -11,7 +11,8 @@ from string import ascii_lowercase
 from typing import TYPE_CHECKING, Any
 
 from fedflat.report.chart import Curve, chart
-from fedflat.report.records import TAIL, Record
+from fedflat.report.records import TAIL, Record, presets
+from fedflat.report.words import MISSING, duration
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -39,20 +40,14 @@ def console(stderr: bool = False) -> Console:
     return Console(stderr=stderr, highlight=False, width=None if terminal or "COLUMNS" in os.environ else WIDE)
 
 
+def tell(text: str) -> None:
+    """Plain text on stdout: what was asked for."""
+    console().print(text, soft_wrap=True, markup=False)
+
+
 def say(line: str) -> None:
-    """One plain line on stderr."""
+    """One plain line on stderr: how it goes."""
     console(stderr=True).print(line, soft_wrap=True, markup=False)
-
-
-def clock(seconds: float) -> str:
-    """Hours, minutes and seconds.
-
-    >>> clock(75), clock(3675)
-    ('1:15', '1:01:15')
-    """
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def plain_table(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int] = ()) -> Table:
@@ -73,7 +68,7 @@ def plain_table(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers: Se
 
 def score(value: float | None) -> str:
     """An accuracy or a loss with four decimals; a dash where there is none."""
-    return "–" if value is None else f"{value:.4f}"
+    return MISSING if value is None else f"{value:.4f}"
 
 
 SPREADS = (("common model", "clients"), ("own models", "personal"))
@@ -98,14 +93,15 @@ def result_facts(record: Record) -> list[tuple[str, str]]:
     each = f" ({seconds / record.rounds:.3g} s a round)" if record.rounds else ""
     rows = [
         ("final accuracy", score(record.last())),
-        ("best accuracy", f"{best[1]:.4f} in round {best[0]}" if best else "–"),
+        ("best accuracy", f"{best[1]:.4f} in round {best[0]}" if best else MISSING),
         ("final loss", score(record.last("loss"))),
         ("rounds", f"{record.rounds} of {record.experiment.rounds}{_stop(record)}"),
-        ("time", f"{clock(seconds) if seconds >= 60 else f'{seconds:.1f} s'}{each}"),
+        ("time", duration(seconds) + each),
     ]
     rows[3:3] = [
         (label, _over_clients(record, prefix)) for label, prefix in SPREADS if record.last(f"{prefix}_mean") is not None
     ]
+    rows += [("preset", text) for text in presets([record])]
     if record.path:
         rows.append(("files", f"{shown_path(record.path)}{os.sep}"))
     return rows
@@ -122,13 +118,25 @@ def shown_path(path: Path) -> Path:
 
 
 def runs_table(records: Sequence[Record]) -> Table:
-    """One row a run: rounds, last, best and tail average of the accuracy, seconds a round."""
+    """One row a run: rounds, last, best and tail average of the accuracy, seconds a round; below, their presets."""
+    from rich.markup import escape
+
     heads = ("", "run", "rounds", "last", "best", "at", "tail", "s/round")
     table = plain_table(heads, [], numbers=range(2, len(heads)))
-    table.caption, table.caption_justify = f"tail: mean over the last {TAIL:.0%} of the rounds", "left"
+    notes = [f"tail: mean over the last {TAIL:.0%} of the rounds", *_presets(records)]
+    table.caption, table.caption_justify = escape("\n".join(notes)), "left"
     for place, record in enumerate(records):
         table.add_row(*_run_row(place, record))
     return table
+
+
+def _presets(records: Sequence[Record]) -> list[str]:
+    """What presets runs were made from, a line each, with the letters of its runs where these are not all."""
+    found = presets(records).items()
+    return [
+        f"preset {text}" if len(places) == len(records) else f"{', '.join(map(mark, places))}: preset {text}"
+        for text, places in found
+    ]
 
 
 def _run_row(place: int, record: Record) -> list[Any]:
@@ -137,8 +145,8 @@ def _run_row(place: int, record: Record) -> list[Any]:
     best, rounds = record.best(), record.experiment.rounds
     done = f"{record.rounds} of {rounds}" if record.unfinished else f"{rounds}"
     done += ", stopped" if record.unfinished and record.stopped else ""
-    pace = f"{record.seconds / record.rounds:.3g}" if record.rounds else "–"
-    numbers = (done, score(record.last()), score(best[1] if best else None), str(best[0]) if best else "–")
+    pace = f"{record.seconds / record.rounds:.3g}" if record.rounds else MISSING
+    numbers = (done, score(record.last()), score(best[1] if best else None), str(best[0]) if best else MISSING)
     return [Text(mark(place), style=colour(place)), Text(record.label), *numbers, score(record.tail()), pace]
 
 

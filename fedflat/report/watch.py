@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fedflat.report.html import write
-from fedflat.report.records import Record, records_of
+from fedflat.report.records import PLAN, Record, records_of
 
 SECONDS = 2.0  # between looks at the files
 RELOAD = 5.0  # seconds after which the page loads itself again
@@ -18,6 +18,7 @@ PATTERNS = ("experiment.toml", "*.json", "*.jsonl", "analysis/*.json")
 def follow(runs: Sequence[str | Path], path: str | Path, begun: Callable[[Path], None], title: str = "") -> Path:
     """Write a report, and again whenever a file of the runs changes, until all have ended. Returns its path.
 
+    Where a grid or a table is being run in a folder, the runs in it that have not begun yet are waited for.
     begun: called once the first page is there, which takes a finished round. Whatever ends this, Ctrl-C or an error,
     leaves a page that does not wait for another.
     """
@@ -26,13 +27,13 @@ def follow(runs: Sequence[str | Path], path: str | Path, begun: Callable[[Path],
     written: Path | None = None
     try:
         while True:
-            start, stamps = time.monotonic(), _stamps(runs)
-            if stamps == seen and written and all(map(ended, records)):
+            start, stamps = time.thread_time(), _stamps(runs)
+            if stamps == seen and written and not to_come(runs, records):
                 return written  # nothing has changed since the last run was found to have ended
             if stamps != seen:
                 seen, records = stamps, records_of(run for run in runs if _holds_runs(Path(run)))
                 written = _written(records, path, title, written, begun)
-            time.sleep(max(SECONDS, 4 * (time.monotonic() - start)))  # leave the processor to the runs
+            time.sleep(max(SECONDS, 4 * (time.thread_time() - start)))  # leave the processor to the runs
     finally:
         if written:
             write(records, path, title)
@@ -72,14 +73,16 @@ def _stamps(runs: Sequence[str | Path]) -> dict[Path, int]:
     return stamps
 
 
-def ended(record: Record) -> bool:
-    """Whether all rounds are done, or a callback has stopped the run before."""
-    return not record.unfinished or bool(_checkpoint(record).get("stopped"))
+def to_come(runs: Sequence[str | Path], records: Sequence[Record]) -> set[Path | None]:
+    """The runs that have rounds to go, and those of a series that have not begun; not those that failed in it."""
+    planned = {Path(run) / name: failure for run in runs for name, failure in _plan(Path(run)).items()}
+    over = [*(record.path for record in records if record.ended), *(path for path, failed in planned.items() if failed)]
+    return {*planned, *(record.path for record in records)}.difference(over)
 
 
-def _checkpoint(record: Record) -> dict[str, object]:
-    file = record.path / "checkpoint.json" if record.path else None
+def _plan(folder: Path) -> dict[str, str]:
+    """The runs that a series is to have in a folder, and why those failed that did; empty without a series."""
     try:
-        return dict(json.loads(file.read_text())) if file and file.exists() else {}
-    except (ValueError, TypeError):
+        return dict(json.loads((folder / PLAN).read_text())["runs"])
+    except (OSError, ValueError, TypeError, KeyError):
         return {}

@@ -9,7 +9,7 @@ from typing import Any
 from fedflat.report.page.flatness import lines, pairs
 from fedflat.report.page.markup import Section, table
 from fedflat.report.page.page import Page, beside, named
-from fedflat.report.page.words import with_spread
+from fedflat.report.words import with_spread
 
 GAPS = {
     "training loss": "train_loss",

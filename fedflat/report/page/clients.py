@@ -10,8 +10,8 @@ from fedflat.fairness import Fairness
 from fedflat.report.page.markup import Section
 from fedflat.report.page.page import Page, beside
 from fedflat.report.page.series import Group
-from fedflat.report.page.words import percent
 from fedflat.report.records import Record
+from fedflat.report.words import percent
 
 ROWS = 60  # clients in a map at most
 COLUMNS = 120  # evaluations in a map at most

@@ -12,7 +12,7 @@ from fedflat.report.page.markup import Html, Section, table, tag
 from fedflat.report.page.page import Page, beside, named
 from fedflat.report.page.series import Group, Points, Series, spread, thinned
 from fedflat.report.page.training import bar
-from fedflat.report.page.words import with_spread
+from fedflat.report.words import with_spread
 
 GRID, BLUR, FLOOR = 240, 0.02, 1e-5  # points of a density, width of its Gaussians over the range, least value drawn
 

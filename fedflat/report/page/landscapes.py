@@ -35,13 +35,8 @@ def eigenplane(page: Page) -> Section | None:
 
 
 def _section(page: Page, name: str, title: str, how: str, menu: str) -> Section | None:
-    items = [item for group in page.groups if (item := _first(name, group.records))]
-    named = [group for group in page.groups if _first(name, group.records)]
-    if not items:
-        return None
-    for group, item in zip(named, items, strict=True):
-        item |= {"key": group.key, "name": group.label, "place": group.place}
-    return Section(name, title, how, [_drawn(page, title, items)], menu)
+    items = [group.series(**item) for group in page.groups if (item := _first(name, group.records))]
+    return Section(name, title, how, [_drawn(page, title, items)], menu) if items else None
 
 
 def _drawn(page: Page, title: str, items: Sequence[Item]) -> Html:

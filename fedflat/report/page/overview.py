@@ -9,9 +9,9 @@ from typing import Any
 from fedflat.report.comparison import Row
 from fedflat.report.page.markup import Html, Section, joined, table, tag
 from fedflat.report.page.page import Page, named
-from fedflat.report.page.words import MISSING, TIE, duration, number, percent
 from fedflat.report.records import TAIL, first_measured
 from fedflat.report.significance import ENOUGH
+from fedflat.report.words import MISSING, TIE, duration, number, percent
 
 OWN = ("personal_mean", "clients_mean")  # metrics of the clients on their own test data, the best model they have first
 

@@ -41,7 +41,11 @@ class Page:
     @cached_property
     def comparison(self) -> Comparison:
         """One row a group."""
-        return compare(self.records, metric=self.metric)
+        return self.compared()
+
+    def compared(self, targets: Sequence[float] = ()) -> Comparison:
+        """One row a group, with the rounds to targets."""
+        return compare(self.records, metric=self.metric, targets=targets)
 
     def lines(self, label: str, series: Sequence[Series], x: Axis, y: Axis, **more: Any) -> Html:
         """Curves over two axes: {"label": …, "form": "number", "percent" or "amount", "log": …}."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple
@@ -11,8 +10,8 @@ from fedflat.errors import CheckpointError, FedflatError
 from fedflat.experiment import Experiment
 from fedflat.report.page.markup import Html, Section, folded, formula, joined, table, tag
 from fedflat.report.page.page import Page, named
-from fedflat.report.page.words import listed, percent
-from fedflat.report.records import Record, differing
+from fedflat.report.records import Record, differing, presets
+from fedflat.report.words import listed, percent
 
 CLIENTS = 120  # columns of a picture at most
 PICTURES = 4  # divisions shown at most
@@ -34,10 +33,12 @@ def methods(page: Page) -> Section:
 
 
 def _facts(page: Page) -> Html:
-    """Data and clients in one line."""
+    """Data, clients and the preset they are from in one line."""
     shown = ("data", "partition", "clients", "participation", "model", "rounds")
     values = [(name, dict.fromkeys(str(getattr(r.experiment, name)) for r in page.records)) for name in shown]
-    return tag("dl", *(_pair(name, ", ".join(each)) for name, each in values), class_="facts")
+    facts = [_pair(name, ", ".join(each)) for name, each in values]
+    found = "; ".join(presets(page.records))
+    return tag("dl", *facts, _pair("preset", found) if found else "", class_="facts")
 
 
 def _pair(name: str, *content: str) -> Html:
@@ -108,20 +109,9 @@ def _folders(records: Sequence[Record]) -> tuple[list[str], list[list[str]], str
 
 
 def _environments(records: Sequence[Record]) -> list[Html]:
-    known = _read(records[0], "environment.json")
+    known = records[0].file("environment.json")
     rows = [[name, str(value)] for name, value in known.items() if not isinstance(value, dict)]
     return [folded("Made with", table(["", "version"], rows, "Versions and machine of the first run"))] if rows else []
-
-
-def _read(record: Record, name: str) -> dict[str, Any]:
-    """A JSON file of a run folder; empty where there is none."""
-    path = record.path / name if record.path else None
-    if path is None or not path.is_file():
-        return {}
-    try:
-        return dict(json.loads(path.read_text()))
-    except (ValueError, TypeError) as error:
-        raise CheckpointError(f"{path} is damaged ({error})") from None
 
 
 def partition(page: Page) -> Section | None:
@@ -130,7 +120,7 @@ def partition(page: Page) -> Section | None:
     for record in page.records:
         e = record.experiment
         division = (e.data, e.partition, e.clients, e.local_holdout)
-        if division not in seen and len(seen) < PICTURES and (held := _read(record, "partition.json")):
+        if division not in seen and len(seen) < PICTURES and (held := record.file("partition.json")):
             seen[division] = _picture(page, record, held)
     how = (
         "One column a client, one row a class; the stronger the colour, the more samples. The more the columns "

@@ -8,12 +8,13 @@ from itertools import accumulate
 from statistics import fmean
 
 from fedflat.report.chart import round_step
+from fedflat.report.comparison import Row, reached
 from fedflat.report.figures import LONG
 from fedflat.report.page.markup import Html, Section, joined, table, tag
 from fedflat.report.page.page import Page, beside, named
 from fedflat.report.page.series import Group, Series, spread
-from fedflat.report.page.words import amount, duration, percent
 from fedflat.report.records import Record, first_measured
+from fedflat.report.words import amount, duration, percent
 
 TITLES = {
     "accuracy": "Accuracy on the common test set",
@@ -57,7 +58,8 @@ def targets(page: Page) -> Section | None:
     if not goals:
         return None
     heads = ["method", *(percent(goal, 0) for goal in goals)]
-    rows = [[named(group), *(_reached(page, group, goal) for goal in goals)] for group in page.groups]
+    found = zip(page.groups, page.compared(goals).rows, strict=True)
+    rows = [[named(group), *(_reached(page, group, row, goal) for goal in goals)] for group, row in found]
     how = (
         "The first round at which the mean curve reaches an accuracy, in brackets each seed’s; fewer rounds are less "
         "communication, and a plus says that so many were not enough."
@@ -82,15 +84,12 @@ def _mean(page: Page, records: Sequence[Record]) -> dict[str, list[float]]:
     return spread([record.points(page.metric) for record in records])
 
 
-def _reached(page: Page, group: Group, goal: float) -> Html:
+def _reached(page: Page, group: Group, row: Row, goal: float) -> Html:
     """The round of the mean curve, then of each seed, over a bar as long as the share of the rounds it takes."""
-    runs = [_mean(page, group.records), *(_mean(page, [record]) for record in group.records)]
-    rounds = [next((x for x, y in zip(r["x"], r["y"], strict=True) if y >= goal), None) if r else None for r in runs]
-    done = max(record.rounds for record in group.records)
-    mean, *each = (f"{done}+" if first is None else f"{first:g}" for first in rounds)
-    seeds = f" ({', '.join(each)})" if len(each) > 1 else ""
-    share = (done if rounds[0] is None else rounds[0]) / max(record.rounds for record in page.records)
-    return joined([tag("strong", mean), tag("span", seeds, class_="small"), bar(share, group.place, rounds[0] is None)])
+    mean, seeds = reached(goal, row)
+    first, most = row[f"to_{goal:g}"], max(record.rounds for record in page.records)
+    share = (first or min(row["rounds"])) / most
+    return joined([tag("strong", mean), tag("span", seeds, class_="small"), bar(share, group.place, first is None)])
 
 
 def bar(share: float, place: int, missed: bool = False) -> Html:

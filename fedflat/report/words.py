@@ -6,10 +6,8 @@ import math
 from collections.abc import Sequence
 from statistics import fmean, stdev
 
-from fedflat.report.comparison import UNITS
-from fedflat.report.terminal import clock
-
 MISSING, TIE = "–", "\u00a0"  # a tie is a space that no line breaks at
+UNITS = ((1e9, " G"), (1e6, " M"), (1e3, " k"))
 
 
 def percent(value: float | None, digits: int = 1) -> str:
@@ -35,10 +33,21 @@ def number(value: float | None) -> str:
 def amount(value: float) -> str:
     """A large number in a few digits.
 
-    >>> amount(4_810_000)
-    '4.8 M'
+    >>> amount(4_810_000), amount(640)
+    ('4.8 M', '640')
     """
-    return next((f"{value / size:.1f}{unit}" for size, unit in UNITS if value >= size), f"{value:.3g}")
+    return next((f"{value / size:.1f}{unit}" for size, unit in UNITS if value >= size), f"{value:.0f}")
+
+
+def clock(seconds: float) -> str:
+    """Hours, minutes and seconds.
+
+    >>> clock(75), clock(3675)
+    ('1:15', '1:01:15')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def duration(seconds: float) -> str:

@@ -1,0 +1,64 @@
+"""Rounds of many clients in little memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, MutableMapping
+
+import numpy as np
+
+
+class Rounds(MutableMapping[int, int]):
+    """Client → round (from 1), as a dictionary of four bytes a client: there may be millions.
+
+    >>> rounds = Rounds({7: 3, 900_000: 5})
+    >>> rounds[900_000], 8 in rounds, len(rounds)
+    (5, False, 2)
+    """
+
+    def __init__(self, rounds: Mapping[int, int] | None = None) -> None:
+        self._rounds = np.zeros(0, dtype=np.int32)  # 0 where there is none
+        self.update(rounds or {})
+
+    def __getitem__(self, client: int) -> int:
+        round = int(self._rounds[client]) if client < len(self._rounds) else 0
+        if not round:
+            raise KeyError(client)
+        return round
+
+    def __setitem__(self, client: int, round: int) -> None:
+        if client >= len(self._rounds):
+            self._rounds = np.concatenate([self._rounds, np.zeros(client + 1, dtype=np.int32)])
+        self._rounds[client] = round
+
+    def __delitem__(self, client: int) -> None:
+        if client not in self:
+            raise KeyError(client)
+        self._rounds[client] = 0
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(np.flatnonzero(self._rounds).tolist())
+
+    def __len__(self) -> int:
+        return int(np.count_nonzero(self._rounds))
+
+    def copy(self) -> Rounds:
+        """The same again."""
+        twin = Rounds()
+        twin._rounds = self._rounds.copy()
+        return twin
+
+    def table(self) -> dict[int, int]:
+        """As an ordinary dictionary."""
+        return dict(_pairs(self._rounds, self._rounds != 0))
+
+    def unlike(self, other: Rounds) -> list[tuple[int, int]]:
+        """Those of which `other` says something else, or nothing."""
+        theirs = np.zeros_like(self._rounds)
+        shared = other._rounds[: len(theirs)]
+        theirs[: len(shared)] = shared
+        return _pairs(self._rounds, (self._rounds != 0) & (self._rounds != theirs))
+
+
+def _pairs(rounds: np.ndarray, which: np.ndarray) -> list[tuple[int, int]]:
+    clients = np.flatnonzero(which)
+    return list(zip(clients.tolist(), rounds[clients].tolist(), strict=True))
