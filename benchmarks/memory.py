@@ -31,11 +31,11 @@ def family(pid: int) -> list[int]:
     return members
 
 
-def memory(pid: int) -> float:
-    """Proportional set size in MB."""
+def memory(pid: int, kind: str = "Pss") -> float:
+    """Proportional set size in MB; "Rss" for the resident one."""
     with contextlib.suppress(*ENDED):
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
+            if line.startswith(f"{kind}:"):
                 return int(line.split()[1]) / 1024
     return 0.0
 

@@ -5,10 +5,9 @@
 
 Each method runs in a process of its own, in a run folder, on the embedded digits: `logistic`, one epoch of batches of
 10. A client holds 5 to 20 images of one class or two, made when they are asked for; states of clients are kept in 16 MB
-of memory and on disk beyond that. Memory is the proportional set size (shared pages counted once) after a round, of the
-process that was started (own) and of it with its workers (all), at its highest in the first ten rounds and in the last
-ten; flat is a ratio of at most 1.05. Then, what a round of that many clients sends with larger models. The last line is
-one JSON object.
+of memory and on disk beyond that. Memory is the resident set size after a round, of the process that was started (own)
+and of its workers together, at its highest in the first ten rounds and in the last ten; flat is a ratio up to 1.05.
+Then, what a round of that many clients sends with larger models. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -64,19 +63,21 @@ def federation(clients: int) -> fedflat.Federation:
 
 
 class Meter(fedflat.Callback):
-    """When each round ended, and the memory (MB) of this process and of its workers then."""
+    """When each round ended, and the MB of this process, of its workers, and of all with shared pages counted once."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
         self.own: list[float] = []
         self.workers: list[float] = []
+        self.together: list[float] = []
 
     def round(self, run: fedflat.Run, metrics: Mapping[str, Any]) -> None:
         """Look."""
         self.times.append(time.perf_counter())
-        first, *others = family(os.getpid())
-        self.own.append(memory(first))
-        self.workers.append(sum(memory(pid) for pid in others))
+        pids = family(os.getpid())
+        self.own.append(memory(pids[0], "Rss"))
+        self.workers.append(sum(memory(pid, "Rss") for pid in pids[1:]))
+        self.together.append(sum(memory(pid) for pid in pids))
         if metrics["round"] % FEW == 0:
             place = f"{run.experiment.method:10s} round {metrics['round']:4d}"
             print(f"{place}  own {self.own[-1]:6.1f} MB  workers {self.workers[-1]:6.1f} MB", flush=True)
@@ -113,7 +114,8 @@ def findings(run: fedflat.Run, meter: Meter, start: float) -> dict[str, Any]:
         "seconds to the end of round 1": round(meter.times[0] - start, 2),
         "seconds a round after it": round((meter.times[-1] - meter.times[0]) / max(1, len(meter.times) - 1), 2),
         "own MB": growth(meter.own),
-        "all MB": growth(np.add(meter.own, meter.workers).tolist()),
+        "workers' MB": growth(meter.workers),
+        "MB of all, shared pages once": round(max(meter.together), 1),
         "MB down a round": megabytes(last["floats_down"] * last["clients"]),
         "MB up a round": megabytes(last["floats_up"] * last["clients"]),
         "accuracy": round(last["accuracy"], 3),

@@ -10,8 +10,9 @@ import math
 import os
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from fedflat.experiment import Experiment
 from fedflat.store import pack_tensors, read_tensors, write_atomically
 
 PATIENCE = 20  # tenths of a second to wait for a run folder
+PIECE = 10_000  # versions of client states that are written at once
 TABLES = ("metrics", "clients", "evaluations")
 
 
@@ -33,7 +35,7 @@ class Checkpoint:
 
     tensors: dict[str, Tensor]
     plain: dict[str, Any]
-    versions: dict[int, int] = field(default_factory=dict)
+    versions: Mapping[int, int] = field(default_factory=dict)
 
 
 class RunFolder:
@@ -133,12 +135,8 @@ class RunFolder:
         blob = pack_tensors(checkpoint.tensors)
         name = f"checkpoint-{checkpoint.plain['round']:06d}.safetensors"
         write_atomically(self.path / name, blob)
-        plain = checkpoint.plain | {
-            "tensors": name,
-            "sha256": hashlib.sha256(blob).hexdigest(),
-            "client_versions": checkpoint.versions,
-        }
-        write_atomically(self.path / "checkpoint.json", (json.dumps(plain) + "\n").encode())  # there may be millions
+        plain = checkpoint.plain | {"tensors": name, "sha256": hashlib.sha256(blob).hexdigest()}
+        write_atomically(self.path / "checkpoint.json", _with_versions(plain, checkpoint.versions))
         self._delete_checkpoints_but(name)
 
     def tidy(self) -> None:
@@ -211,6 +209,15 @@ def _line(row: dict[str, Any]) -> str:
     """A row as JSON, which has no word for numbers that are not finite."""
     plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
     return json.dumps(plain) + "\n"
+
+
+def _with_versions(plain: dict[str, Any], versions: Mapping[int, int]) -> bytes:
+    """A checkpoint as JSON. The text of millions of versions is made in pieces, so as not to fill the memory."""
+    items, pieces = iter(versions.items()), list[str]()
+    while some := dict(islice(items, PIECE)):
+        pieces.append(json.dumps(some)[1:-1])
+    head = json.dumps(plain | {"client_versions": {}}, indent=1).removesuffix("}\n}")
+    return (head + ", ".join(pieces) + "}\n}\n").encode()
 
 
 def _json(value: dict[str, Any]) -> bytes:

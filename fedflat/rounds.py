@@ -36,7 +36,7 @@ class Rounds(MutableMapping[int, int]):
         self._rounds[client] = 0
 
     def __iter__(self) -> Iterator[int]:
-        return iter(np.flatnonzero(self._rounds).tolist())
+        return map(int, np.flatnonzero(self._rounds))
 
     def __len__(self) -> int:
         return int(np.count_nonzero(self._rounds))
@@ -47,18 +47,10 @@ class Rounds(MutableMapping[int, int]):
         twin._rounds = self._rounds.copy()
         return twin
 
-    def table(self) -> dict[int, int]:
-        """As an ordinary dictionary."""
-        return dict(_pairs(self._rounds, self._rounds != 0))
-
     def unlike(self, other: Rounds) -> list[tuple[int, int]]:
         """Those of which `other` says something else, or nothing."""
-        theirs = np.zeros_like(self._rounds)
-        shared = other._rounds[: len(theirs)]
-        theirs[: len(shared)] = shared
-        return _pairs(self._rounds, (self._rounds != 0) & (self._rounds != theirs))
-
-
-def _pairs(rounds: np.ndarray, which: np.ndarray) -> list[tuple[int, int]]:
-    clients = np.flatnonzero(which)
-    return list(zip(clients.tolist(), rounds[clients].tolist(), strict=True))
+        differs = self._rounds != 0
+        both = min(len(self._rounds), len(other._rounds))
+        differs[:both] &= self._rounds[:both] != other._rounds[:both]
+        clients = np.flatnonzero(differs)
+        return list(zip(clients.tolist(), self._rounds[clients].tolist(), strict=True))

@@ -228,12 +228,12 @@ class ClientStore:
     def _path(self, client: int, version: int) -> Path:
         return self.folder / str(client // SHARD) / f"{client}.{version}.safetensors"
 
-    def flush(self) -> dict[int, int]:
+    def flush(self) -> Rounds:
         """Write all that is in memory only; returns the versions a checkpoint must name, which are on the disk then."""
         for client in sorted(self._dirty):
             self._write(client)
         sync([self._path(client, version) for client, version in self._written.unlike(self._saved)])
-        return self.versions.table()
+        return self.versions.copy()
 
     def secure(self) -> None:
         """Write what lies on other machines only."""

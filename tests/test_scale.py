@@ -82,6 +82,6 @@ def test_rounds_of_clients_are_kept_as_in_a_dictionary(steps: list[tuple[int, in
             rounds[client] = dictionary[client] = round
         else:
             assert rounds.pop(client, None) == dictionary.pop(client, None)
-    assert rounds == dictionary and rounds.table() == dictionary and len(rounds) == len(dictionary)
+    assert rounds == dictionary and len(rounds) == len(dictionary)
     assert dict(rounds.unlike(earlier)) == {k: v for k, v in dictionary.items() if before.get(k) != v}
     assert dict(earlier.unlike(rounds)) == {k: v for k, v in before.items() if dictionary.get(k) != v}
