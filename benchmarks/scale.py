@@ -158,11 +158,13 @@ def main() -> None:
     parser.add_argument("--method", nargs="+", default=["fedavg", "scaffold"])
     parser.add_argument("--backend", choices=["pool", "serial", "ray"], default="pool")
     arguments = parser.parse_args()
+    import scale  # this file by the name under which the workers of a cluster find it, too
+
     found: dict[str, Any] = {}
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context, max_tasks_per_child=1) as processes:
         for method in arguments.method:
-            found[method] = processes.submit(measure, method, arguments).result()
+            found[method] = processes.submit(scale.measure, method, arguments).result()
             for name, value in found[method].items():
                 print(f"{method:10s} {name:30s} {value}")
     sent = {f"{model}, {method}": traffic(model, method, arguments.per_round) for model, method in LARGER}
