@@ -26,8 +26,9 @@ class Rounds(MutableMapping[int, int]):
         return round
 
     def __setitem__(self, client: int, round: int) -> None:
-        if client >= len(self._rounds):
-            self._rounds = np.concatenate([self._rounds, np.zeros(client + 1, dtype=np.int32)])
+        size = len(self._rounds)
+        if client >= size:  # by a part of the size at least, so that this is rare
+            self._rounds = np.concatenate([self._rounds, np.zeros(max(client + 1 - size, size // 8), dtype=np.int32)])
         self._rounds[client] = round
 
     def __delitem__(self, client: int) -> None:
