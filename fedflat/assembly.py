@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedflat import calls, streams
-from fedflat.client import Criterion, Task
 from fedflat.data import DATASETS, PARTITIONS, Federation, load_federation
 from fedflat.errors import InputError, UnknownNameError
 from fedflat.experiment import Experiment
@@ -26,6 +25,7 @@ from fedflat.parts.batchnorm import POLICIES
 from fedflat.parts.evaluated import AllClients, Selected
 from fedflat.parts.observers import INTERFERENCE, observers
 from fedflat.private import Private
+from fedflat.task import Criterion, Task
 
 log = logging.getLogger(__name__)
 

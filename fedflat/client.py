@@ -5,92 +5,21 @@ from __future__ import annotations
 import math
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedflat import streams
-from fedflat.data.federation import IGNORED, Federation, Samples
+from fedflat.data.federation import Samples
 from fedflat.errors import ClientError, InputError
-from fedflat.experiment import Experiment
-from fedflat.flat import FlatModel
-from fedflat.method import Batch, Local, Method, Part, State, Update
+from fedflat.method import Batch, Local, Part, Update
 from fedflat.private import Private
+from fedflat.task import Criterion, Job, Task
 
-Criterion = Callable[[Any, Tensor], Tensor]
 BLOCK = 3 << 18  # numbers that are prepared at once: enough to spread fixed costs, few enough for a cache
-
-
-@dataclass
-class Task:
-    """What every worker holds for the whole run."""
-
-    experiment: Experiment
-    method: Method
-    model: FlatModel
-    federation: Federation
-    criterion: Criterion
-    uniform: bool
-    private: Private
-    evaluator: Part | None = None
-    """The part whose average is evaluated; None is the server's own weights."""
-    interference_every: int = 0
-    """Rounds between evaluations of the clients that are asked for by watching, beside the experiment's own."""
-    sampled: bool = True
-    """Whether `participation` draws who trains; False where the user says it, and nothing is known of chance."""
-    deployed: bool = False
-    """Whether clients are machines of their own: a round in which none is heard is void, and no error."""
-
-    @property
-    def clients(self) -> int:
-        """How many clients may train; the federation's last ones may be there to be evaluated only."""
-        return len(self.federation) - self.experiment.new_clients
-
-    @cached_property
-    def samples(self) -> np.int64:
-        """Samples of all clients that may train; summed once, as there may be millions."""
-        total: np.int64 = self.federation.sizes[: self.clients].sum()
-        return total
-
-    def share(self, client: int) -> float:
-        """Relative size of a client, ω_i."""
-        return float(self.clients * self.federation.size(client) / self.samples)
-
-    def floats(self, extra: Iterable[Mapping[str, Tensor]]) -> int:
-        """Numbers in a message of weights, statistics and `extra`, less what stays with the clients."""
-        statistics = self.model.buffers.numel() - len(self.private.buffers)
-        tensors = (self.model.theta, *(tensor for state in extra for tensor in state.values()))
-        return statistics + sum(self.private.floats(tensor) for tensor in tensors)
-
-    def receive(self, job: Job) -> Tensor:
-        """Load what was sent and what the client has kept of its own; returns the weights from which it starts."""
-        load_weights(self.model, job.theta, job.buffers, job.counters)
-        if not self.private:
-            return job.theta
-        self.private.load(self.model, job.states.get(Private.KEY, {}))
-        return self.model.theta.clone()
-
-
-@dataclass
-class Job:
-    """One client's work in one round. `weight` is its share of the combined update, `duty` what it is asked to do."""
-
-    round: int
-    client: int
-    lr: float
-    weight: float
-    theta: Tensor
-    buffers: Tensor
-    counters: Tensor
-    received: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
-    states: dict[str, State] = field(default_factory=dict)
-    duty: str = "train"
 
 
 class DivergedError(ArithmeticError):
@@ -191,13 +120,6 @@ def local_view(task: Task, job: Job, origin: Tensor, samples: int) -> Local:
         states=job.states,
         received=job.received,
     )
-
-
-def load_weights(model: FlatModel, theta: Tensor, buffers: Tensor, counters: Tensor) -> None:
-    """Copy weights and buffers into a model."""
-    model.theta.copy_(theta)
-    model.buffers.copy_(buffers)
-    model.counters.copy_(counters)
 
 
 def _check_finite(local: Local, job: Job) -> None:
@@ -393,69 +315,3 @@ def minibatch_sizes(count: int, batch_size: int, drop_last: bool) -> list[int]:
     size = batch_size or count
     sizes = [size] * (count // size)
     return sizes if drop_last or count % size == 0 else [*sizes, count % size]
-
-
-@dataclass
-class Score:
-    """Sums over evaluated samples; `+` joins two of them."""
-
-    count: int = 0
-    loss: float = 0.0
-    correct: int = 0
-    judged: int = 0
-
-    def __add__(self, other: Score) -> Score:
-        return Score(
-            self.count + other.count,
-            self.loss + other.loss,
-            self.correct + other.correct,
-            self.judged + other.judged,
-        )
-
-    @property
-    def accuracy(self) -> float | None:
-        """Share of right answers; None where the task has no labels to be right about."""
-        return self.correct / self.judged if self.judged else None
-
-    @property
-    def mean_loss(self) -> float | None:
-        """Mean loss a sample."""
-        return self.loss / self.count if self.count else None
-
-
-CHUNK, EVALUATION_BATCH = 1000, 250
-
-
-@torch.no_grad()
-def assess(task: Task, samples: Samples, start: int, stop: int) -> Score:
-    """Score the model's current weights on samples start…stop, in evaluation mode."""
-    task.model.module.eval()
-    score = Score()
-    for low, high in pieces(start, stop, EVALUATION_BATCH):
-        x, y = samples.batch(torch.arange(low, high))
-        output = task.model(task.federation.preprocess(x, None, task.model.theta.dtype))
-        loss = task.criterion(output, y).item()
-        correct, judged = _judge(output, y)
-        count = judged or len(y)
-        score += Score(count, loss * count, correct, judged)
-    return score
-
-
-def pieces(start: int, stop: int, size: int) -> list[tuple[int, int]]:
-    """Borders of pieces of `size`; a single sample left over joins the one before it, as it has no statistics.
-
-    >>> pieces(0, 5, 2)
-    [(0, 2), (2, 5)]
-    """
-    lows = list(range(start, stop, size))
-    if len(lows) > 1 and stop - lows[-1] == 1:
-        lows.pop()
-    return list(zip(lows, [*lows[1:], stop], strict=True))
-
-
-def _judge(output: Any, y: Tensor) -> tuple[int, int]:
-    classes = isinstance(output, Tensor) and output.dim() >= 2 and not y.is_floating_point()
-    if not classes or output.shape[1] < 2 or output.shape[:1] + output.shape[2:] != y.shape:
-        return 0, 0
-    valid = y != IGNORED
-    return int(((output.argmax(dim=1) == y) & valid).sum()), int(valid.sum())

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import torch
 
-from fedflat.client import Task
 from fedflat.method import Update, copied
 from fedflat.sums import Terms
+from fedflat.task import Task
 
 DELTA, BUFFERS = "delta", "buffers"
 """Names of the sums of updates, by their weights, and of statistics, by samples; a part's are called `part/name`."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from fedflat.client import Job, Task, train
+from fedflat.client import train
 from fedflat.contribution import contributed_statistics, contribution
 from fedflat.examine import examine
 from fedflat.method import Update
 from fedflat.statistics import estimate
+from fedflat.task import Job, Task
 
 
 class Duty(NamedTuple):

@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from fedflat import streams
-from fedflat.client import Job, LocalLoop, Score, Task, assess, load_weights, local_view
+from fedflat.client import LocalLoop, local_view
 from fedflat.data.federation import Samples
 from fedflat.errors import FedflatError, RunError
 from fedflat.method import State, Update
 from fedflat.private import Private
+from fedflat.scoring import Score, assess
 from fedflat.statistics import using_batch
+from fedflat.task import Job, Task, load_weights
 
 KEY = "examine"
 MODELS = ("common", "personal", "adapted")

@@ -21,9 +21,9 @@ from fedflat.flat import FlatModel
 from fedflat.sums import Shares, TreeSum
 
 if TYPE_CHECKING:
-    from fedflat.client import Task
     from fedflat.data import Samples
     from fedflat.experiment import Experiment
+    from fedflat.task import Task
 
 State = dict[str, Tensor]
 """Named tensors that one part keeps for one client, or on the server."""

@@ -10,7 +10,6 @@ import numpy as np
 from torch import Tensor, nn
 
 from fedflat.assembly import assemble
-from fedflat.client import Job, Task
 from fedflat.data import Federation
 from fedflat.errors import CheckpointError, InputError, UnknownNameError
 from fedflat.examine import MODELS, personal_weights
@@ -21,6 +20,7 @@ from fedflat.private import Private
 from fedflat.server import Row, evaluated_buffers, evaluated_weights, fresh_server
 from fedflat.statistics import use_batch
 from fedflat.store import ClientStore, flatten, nest
+from fedflat.task import Job, Task
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

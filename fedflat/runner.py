@@ -18,7 +18,6 @@ from fedflat import streams
 from fedflat.assembly import describe_inputs, make_task
 from fedflat.backends import Backend, make_backend
 from fedflat.callbacks import Callback, Stop
-from fedflat.client import Criterion, Task
 from fedflat.data import Federation
 from fedflat.data.picture import partition_record
 from fedflat.errors import CheckpointError, InputError, InterruptedRunError
@@ -31,6 +30,7 @@ from fedflat.result import Run, restore, save
 from fedflat.server import RoundLoop, Row, fresh_server
 from fedflat.signals import interruptible
 from fedflat.store import MEMORY, ClientStore
+from fedflat.task import Criterion, Task
 
 log = logging.getLogger(__name__)
 CHECKPOINT_SECONDS = 10.0

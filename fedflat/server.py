@@ -15,15 +15,16 @@ import torch
 from torch import Tensor
 
 from fedflat.backends.base import Backend, Broadcast, Order, chunks_of
-from fedflat.client import Score, Task
 from fedflat.contribution import BUFFERS, DELTA
 from fedflat.errors import RoundLostError, TooFewError
 from fedflat.examine import MODELS, scores
 from fedflat.fairness import Fairness
 from fedflat.method import Server, Update
+from fedflat.scoring import Score
 from fedflat.statistics import batchnorms
 from fedflat.store import ClientStore
 from fedflat.sums import Shares, Terms, TreeSum
+from fedflat.task import Task
 
 log = logging.getLogger(__name__)
 RECOMPUTE_CLIENTS = 100  # over how many clients at most BatchNorm's statistics are estimated

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from fedflat.method import Update
 
 if TYPE_CHECKING:
-    from fedflat.client import Job, Task
+    from fedflat.task import Job, Task
 
 BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
 

@@ -16,11 +16,12 @@ from fedflat.analysis.cross_client import CrossClient, cross_client
 from fedflat.analysis.options import Options
 from fedflat.analysis.results import plain
 from fedflat.analysis.signal import gsnr
-from fedflat.client import Job, train
+from fedflat.client import train
 from fedflat.data import Federation
 from fedflat.errors import InputError
 from fedflat.result import Run
 from fedflat.server import learning_rate
+from fedflat.task import Job
 
 PROBES = 20  # of the Hessian's diagonal
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from fedflat.backends.base import Backend, Broadcast
-from fedflat.client import Task
 from fedflat.errors import InputError, UnknownNameError
 from fedflat.extras import needed
+from fedflat.task import Task
 
 __all__ = ["BACKENDS", "Backend", "Broadcast", "make_backend"]
 

@@ -13,11 +13,12 @@ import torch
 from fedflat.backends.base import Chunk, load, portable, score_chunk
 from fedflat.backends.parcels import Parcel, pack, unpack, weight
 from fedflat.backends.pool import keep_pages
-from fedflat.client import Score, Task
 from fedflat.duties import perform
 from fedflat.errors import FedflatError
 from fedflat.method import State, Update
+from fedflat.scoring import Score
 from fedflat.sums import Shares, TreeSum
+from fedflat.task import Task
 
 
 class Actor:

@@ -10,10 +10,11 @@ from typing import Literal, Protocol
 from torch import Tensor
 
 from fedflat import streams
-from fedflat.client import CHUNK, Job, Score, Task, assess, load_weights, pieces
 from fedflat.errors import ClientError, FedflatError, InputError, RunError
 from fedflat.method import State, Update
+from fedflat.scoring import CHUNK, Score, assess, pieces
 from fedflat.statistics import using_batch
+from fedflat.task import Job, Task, load_weights
 
 Split = Literal["test", "client_test", "train"]
 

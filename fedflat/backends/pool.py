@@ -24,11 +24,12 @@ from torch import Tensor
 
 from fedflat.backends.base import Broadcast, Chunk, Order, load, portable, score_chunk
 from fedflat.backends.mailbox import Letter, Mailbox
-from fedflat.client import Score, Task
 from fedflat.duties import perform
 from fedflat.errors import InputError, RunError
 from fedflat.method import State, Update, copied
+from fedflat.scoring import Score
 from fedflat.sums import Terms
+from fedflat.task import Task
 
 log = logging.getLogger(__name__)
 VECTORS = ("delta", "buffers", "counters")

@@ -24,9 +24,10 @@ from fedflat.backends.cluster import Session
 from fedflat.backends.crew import Call, Crew, Worker
 from fedflat.backends.parcels import pack, unpack
 from fedflat.backends.remote import LOST, Kept, RemoteShares
-from fedflat.client import Score, Task
 from fedflat.errors import InputError, RunError
 from fedflat.method import State, Update
+from fedflat.scoring import Score
+from fedflat.task import Task
 
 LOOK = 16  # orders for each worker that are looked at before any is given out
 

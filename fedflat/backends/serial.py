@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from fedflat.backends.base import Broadcast, Chunk, Order, load, score_chunk
-from fedflat.client import Score, Task
 from fedflat.duties import perform
 from fedflat.method import Update, copied
+from fedflat.scoring import Score
+from fedflat.task import Task
 
 
 class Serial:

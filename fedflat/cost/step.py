@@ -14,7 +14,6 @@ from fedflat import streams
 from fedflat.assembly import make_task
 from fedflat.backends.base import Broadcast, Order
 from fedflat.backends.serial import Serial
-from fedflat.client import Task
 from fedflat.cost.counting import counting, weight_parameters
 from fedflat.cost.saved import Saved
 from fedflat.data import Federation
@@ -23,6 +22,7 @@ from fedflat.method import Local, Method, Update
 from fedflat.parts.gradaug import GradAug
 from fedflat.server import RoundLoop, fresh_server
 from fedflat.store import ClientStore
+from fedflat.task import Task
 
 BATCH = 2  # samples of a measured step
 WIDTHS = 16  # points at which a uniform law of widths is evaluated

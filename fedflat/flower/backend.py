@@ -11,7 +11,6 @@ from flwr.app import ArrayRecord, Message, RecordDict
 
 from fedflat.backends.base import Broadcast, Chunk, Order
 from fedflat.backends.serial import Serial
-from fedflat.client import Score, Task
 from fedflat.duties import DUTIES
 from fedflat.errors import InputError, RunError
 from fedflat.flower.letters import EXAMINED, Errand, common, failed, kept_of, read_reply, request
@@ -20,6 +19,8 @@ from fedflat.flower.rehearsal import Expected, rehearse
 from fedflat.flower.roll import Roll
 from fedflat.flower.wire import RefusedError, form_of
 from fedflat.method import Update
+from fedflat.scoring import Score
+from fedflat.task import Task
 
 log = logging.getLogger(__name__)
 KINDS = {"train": "train", "examine": "evaluate", "statistics": "query.statistics"}

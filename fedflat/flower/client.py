@@ -15,7 +15,6 @@ from torch import nn
 
 from fedflat.assembly import assemble
 from fedflat.backends.pool import keep_pages
-from fedflat.client import Criterion, Task
 from fedflat.data import Federation, Samples, load_federation
 from fedflat.data.samples import as_samples
 from fedflat.duties import DUTIES
@@ -27,6 +26,7 @@ from fedflat.flower.wire import fingerprint
 from fedflat.method import copied
 from fedflat.runner import single_thread
 from fedflat.store import ClientStore
+from fedflat.task import Criterion, Task
 
 STATE = "fedflat-state"  # where states lie if nobody says where
 Data = Federation | Callable[[Context], Any]

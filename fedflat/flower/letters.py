@@ -12,12 +12,12 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
 from fedflat.backends.base import Broadcast, Order
-from fedflat.client import Job
 from fedflat.examine import KEY, MODELS
 from fedflat.flower import wire
 from fedflat.flower.wire import Form, RefusedError
 from fedflat.method import State, Update
 from fedflat.store import flatten, nest
+from fedflat.task import Job
 
 VECTORS = ("delta", "buffers", "counters")
 SENT, RECEIVED = "sent/", "received/"

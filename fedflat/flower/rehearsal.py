@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from fedflat.backends.base import Broadcast, Order
-from fedflat.client import Task, train
+from fedflat.client import train
 from fedflat.data import Federation
 from fedflat.errors import RunError
 from fedflat.flower.facts import Blank, Facts
 from fedflat.flower.letters import carried
 from fedflat.flower.wire import Form, form_of
 from fedflat.method import State, Update, copied
+from fedflat.task import Task
 
 FEW = 2  # samples, of which one batch is made: one alone would have no statistics
 

@@ -13,7 +13,6 @@ from flwr.serverapp import Grid, ServerApp
 from torch import nn
 
 from fedflat.callbacks import Callback
-from fedflat.client import Criterion
 from fedflat.experiment import Experiment
 from fedflat.flower.backend import Flower
 from fedflat.flower.facts import federation_of
@@ -22,6 +21,7 @@ from fedflat.method import Method
 from fedflat.participation import Participants
 from fedflat.result import Run, save
 from fedflat.runner import run
+from fedflat.task import Criterion
 
 log = logging.getLogger(__name__)
 

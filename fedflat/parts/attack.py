@@ -13,7 +13,7 @@ from fedflat.flat import FlatModel
 from fedflat.method import Batch, Local, Part
 
 if TYPE_CHECKING:
-    from fedflat.client import Task
+    from fedflat.task import Task
 
 KINDS = ("sign_flip", "noise", "label_flip")
 

@@ -13,7 +13,7 @@ from fedflat.flat import FlatModel, Span
 from fedflat.method import Local, Part
 
 if TYPE_CHECKING:
-    from fedflat.client import Task
+    from fedflat.task import Task
 
 log = logging.getLogger(__name__)
 

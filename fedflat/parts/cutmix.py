@@ -13,7 +13,7 @@ from fedflat.parts.inputs import require_images, require_mixable, two_samples
 from fedflat.parts.mixup import mixed
 
 if TYPE_CHECKING:
-    from fedflat.client import Task
+    from fedflat.task import Task
 
 
 @dataclass(frozen=True)

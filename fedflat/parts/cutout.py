@@ -12,7 +12,7 @@ from fedflat.method import Batch, Local, Part
 from fedflat.parts.inputs import require_images
 
 if TYPE_CHECKING:
-    from fedflat.client import Task
+    from fedflat.task import Task
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from fedflat.models.slim import leading, slimmed
 from fedflat.parts.inputs import two_samples
 
 if TYPE_CHECKING:
-    from fedflat.client import Task
     from fedflat.flat import FlatModel
+    from fedflat.task import Task
 
 Passed = tuple[Tensor, Tensor]
 """What entered a module, and what left it."""

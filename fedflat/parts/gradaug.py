@@ -16,7 +16,7 @@ from fedflat.models.slim import slimmed
 from fedflat.parts.inputs import require_images, two_samples
 
 if TYPE_CHECKING:
-    from fedflat.client import Task
+    from fedflat.task import Task
 
 
 @dataclass(frozen=True)

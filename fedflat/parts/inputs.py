@@ -10,7 +10,7 @@ from torch import Tensor
 from fedflat.errors import InputError
 
 if TYPE_CHECKING:
-    from fedflat.client import Task
+    from fedflat.task import Task
 
 
 def two_samples(task: Task) -> tuple[Any, Tensor]:

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from fedflat.method import Local, Part
 
 if TYPE_CHECKING:
-    from fedflat.client import Task
+    from fedflat.task import Task
 
 log = logging.getLogger(__name__)
 IN_PLACE = {F.relu_, torch.relu_, Tensor.relu_}

@@ -17,8 +17,8 @@ from fedflat.errors import InputError, UnknownNameError
 from fedflat.method import Local, Part, Server
 
 if TYPE_CHECKING:
-    from fedflat.client import Task
     from fedflat.data import Samples
+    from fedflat.task import Task
 
 SAMPLES = 200  # of a client's, at most, that the costly observers look at
 

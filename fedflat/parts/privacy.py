@@ -18,7 +18,7 @@ from fedflat.parts.evaluated import AllClients
 from fedflat.statistics import batchnorms
 
 if TYPE_CHECKING:
-    from fedflat.client import Task
+    from fedflat.task import Task
 
 log = logging.getLogger(__name__)
 

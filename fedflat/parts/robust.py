@@ -21,7 +21,7 @@ from fedflat.participation import sampling
 from fedflat.sums import TreeSum
 
 if TYPE_CHECKING:
-    from fedflat.client import Task
+    from fedflat.task import Task
 
 log = logging.getLogger(__name__)
 BLOCK = 1 << 20  # numbers that are copied at once

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedflat.method import Part, Server
 
 if TYPE_CHECKING:
-    from fedflat.client import Task
+    from fedflat.task import Task
 
 log = logging.getLogger(__name__)
 

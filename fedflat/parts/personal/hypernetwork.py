@@ -17,7 +17,7 @@ from fedflat.parts.personal.layerwise import TwinTrajectories
 from fedflat.parts.personal.split import head_tensors
 
 if TYPE_CHECKING:
-    from fedflat.client import Task
+    from fedflat.task import Task
 
 LARGE = 1_000_000  # generated parameters above which one output layer makes them piece by piece
 CHUNK = 4096

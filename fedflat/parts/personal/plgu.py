@@ -16,7 +16,7 @@ from fedflat.parts.personal.layerwise import LayerWise, TwinTrajectories
 from fedflat.parts.personal.split import head_mask, head_tensors
 
 if TYPE_CHECKING:
-    from fedflat.client import Task
+    from fedflat.task import Task
 
 
 @dataclass(frozen=True)

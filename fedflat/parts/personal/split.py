@@ -14,7 +14,7 @@ from fedflat.groups import layer_groups
 from fedflat.method import Fit, Local, Part
 
 if TYPE_CHECKING:
-    from fedflat.client import Task
+    from fedflat.task import Task
 
 
 def tensors_of(model: FlatModel, modules: Iterable[str]) -> list[str]:
