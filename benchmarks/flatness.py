@@ -1,6 +1,7 @@
 """How flat the minima of the runs in docs/results.md are: look at what `results.py` has run, then print the tables.
 
-    python benchmarks/flatness.py [const|flat] [--data-root DIR] [--out runs/results] [--figures docs/images]
+    python benchmarks/flatness.py [const|flat] [--data-root DIR] [--out runs/results]
+        [--figures docs/images] [--memory GIB]
 
 Eigenvalues and trace of the Hessian of every run, as means over the seeds. --figures also makes, of seed 0, the loss
 surfaces and the spectra: the density of the eigenvalues, or of the larger network the 200 largest. What a run folder
@@ -28,7 +29,7 @@ from fedflat.report.figures import COLOURS, STYLES
 
 SAMPLES = {
     "const": {"curvature": 2000, "density": 1000, "landscape": 1000},
-    "flat": {"curvature": 1000, "spectrum": 200, "landscape": 400},
+    "flat": {"curvature": 1000, "spectrum": 1000, "landscape": 400},
 }
 FIGURES = {
     "λ max": lambda found: found["eigenvalues"][0],
@@ -45,7 +46,8 @@ def looked(cell: Cell, name: str, arguments: argparse.Namespace) -> dict[str, An
     path = folder / "analysis" / f"{name}.json"
     if not path.exists():
         samples = SAMPLES[cell.table][name]
-        study([folder], [name], root=arguments.data_root, samples=samples, workers=0, progress=True)
+        options = {"root": arguments.data_root, "memory": arguments.memory}
+        study([folder], [name], samples=samples, workers=0, progress=True, **options)
     found: dict[str, Any] = json.loads(path.read_text())
     return found
 
@@ -135,6 +137,7 @@ def main() -> None:
     parser.add_argument("--data-root")
     parser.add_argument("--out", type=Path, default=Path("runs/results"))
     parser.add_argument("--figures", type=Path)
+    parser.add_argument("--memory", metavar="GIB", type=float, default=2.0)
     arguments = parser.parse_args()
     for name in [arguments.what] if arguments.what else SAMPLES:
         show(TABLES[name], arguments)

@@ -10,7 +10,7 @@ import math
 import os
 import platform
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from fedflat.errors import CheckpointError
 from fedflat.experiment import Experiment
+from fedflat.rows import read_rows
 from fedflat.store import pack_tensors, read_tensors, write_atomically
 
 PATIENCE = 20  # tenths of a second to wait for a run folder
@@ -102,25 +103,9 @@ class RunFolder:
         with (self.path / f"{table}.jsonl").open("a") as file:
             file.write("".join(_line(row) for row in rows))
 
-    def rows(self, table: str, until: int | None = None) -> list[dict[str, Any]]:
+    def rows(self, table: str, until: int) -> list[dict[str, Any]]:
         """The rows of a table, up to and including round `until`."""
-        return list(self._rows(table, until))
-
-    def _rows(self, table: str, until: int | None) -> Iterator[dict[str, Any]]:
-        path = self.path / f"{table}.jsonl"
-        if not path.exists():
-            return
-        lines = path.read_text().splitlines()
-        for number, line in enumerate(lines, start=1):
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError:
-                # A kill may cut the last line short; its round is past the checkpoint and will be run again.
-                if until is not None and number == len(lines):
-                    return
-                raise CheckpointError(f"{path}, line {number}, is damaged; nothing was deleted") from None
-            if until is None or row["round"] <= until:
-                yield row
+        return [row for row in read_rows(self.path / f"{table}.jsonl") if row["round"] <= until]
 
     def rewind(self, until: int) -> None:
         """Drop the rows of rounds after `until`: they will be run again."""

@@ -335,6 +335,13 @@ def test_statistics_that_are_averaged_are_refused_and_those_that_stay_are_not() 
         assert run.weights.isfinite().all()
 
 
+def test_a_number_of_local_steps_that_depends_on_who_joined_is_refused() -> None:
+    with pytest.raises(InputError, match=r"mofedsam: its K.*local_steps"):
+        fedflat.run(plain(method="dp+mofedsam"), federation=world(), model=network())
+    run = fedflat.run(plain(method="dp+mofedsam", local_steps=2), federation=world(), model=network())
+    assert run.weights.isfinite().all()
+
+
 def test_weights_by_sample_counts_are_refused() -> None:
     with pytest.raises(InputError, match=r"dp.*weighting"):
         fedflat.run(plain(method="dp", weighting="samples"), federation=world(), model=network())

@@ -161,6 +161,7 @@ def test_cells_run_and_stand_beside_the_papers(capsys: pytest.CaptureFixture[str
     text = Path("r/table.md").read_text()
     assert f"| iid | FedAvg | {first['ours']} | 77.77 ± 0.07 |" in text and "few rounds" in text
     assert "77.77 ± 0.07" in out and first["ours"] in out
+    assert main(["show", *map(str, Path("r").glob("*"))]) == 0  # the table's files beside the runs are no mistake
 
 
 def test_what_is_finished_is_kept_after_an_interruption(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from fedflat.report.terminal import console
+from fedflat.report.terminal import console, say
 from fedflat.report.words import clock
 
 log = logging.getLogger(__name__)
+PAUSE = 30.0  # seconds between two lines
 Progress = bool | Callable[[int, int], None]
 
 
@@ -17,20 +20,19 @@ Progress = bool | Callable[[int, int], None]
 def tracked(progress: Progress, label: str, total: int) -> Iterator[Callable[[], None]]:
     """Yields what to call after each of `total` steps (more may come).
 
-    progress: True shows a bar on stderr, False nothing; a function is called with the steps done and in total.
+    progress: True shows a bar on stderr, or a line now and then where that is no terminal; False nothing; a function
+    is called with the steps done and in total.
     """
-    if callable(progress):
-        with _counted(progress, total) as step:
-            yield step
-    elif progress:
+    if progress is False:
+        yield lambda: None
+    elif progress is True and sys.stderr.isatty():
         with _bar(label, total) as step:
             yield step
     else:
-        yield lambda: None
+        yield _counter(_Lines(label) if progress is True else progress, total)
 
 
-@contextmanager
-def _counted(callback: Callable[[int, int], None], total: int) -> Iterator[Callable[[], None]]:
+def _counter(callback: Callable[[int, int], None], total: int) -> Callable[[], None]:
     done = 0
 
     def step() -> None:
@@ -38,7 +40,20 @@ def _counted(callback: Callable[[int, int], None], total: int) -> Iterator[Calla
         done += 1
         callback(done, max(done, total))
 
-    yield step
+    return step
+
+
+class _Lines:
+    """A line on stderr every half a minute."""
+
+    def __init__(self, label: str) -> None:
+        self._label, self._began, self._lines = label, time.monotonic(), 0
+
+    def __call__(self, done: int, total: int) -> None:
+        passed = time.monotonic() - self._began
+        if passed >= PAUSE * (self._lines + 1):
+            self._lines = int(passed / PAUSE)
+            say(f"{self._label}: {done} of {total}, about {clock(passed / done * (total - done))} left")
 
 
 @contextmanager

@@ -218,14 +218,16 @@ def study(
     samples: int = 2000,
     seed: int = 0,
     workers: int = 1,
+    memory: float = 2.0,
     progress: Progress = False,
     write: bool = True,
 ) -> dict[str, dict[str, Headline]]:
     """Look at runs: {analysis: {run: headline numbers}}.
 
     what: names of `STUDIES`. root: where data sets lie. samples: how many of the training data, and of the test data,
-    are looked at; the same ones for all runs of a seed. write: put tables (JSON, CSV) and figures (PNG, SVG) into a
-    folder `analysis` of the run; of analyses of several runs, into that of the first.
+    are looked at; the same ones for all runs of a seed. workers, memory, progress: see `Protocol`. write: put tables
+    (JSON, CSV) and figures (PNG, SVG) into a folder `analysis` of the run; of analyses of several runs, into that of
+    the first.
     """
     for name in what:
         if name not in STUDIES:
@@ -241,7 +243,7 @@ def study(
     for name in what:
         for group in [pairs] if STUDIES[name].runs > 1 else [[pair] for pair in pairs]:
             looked = [one for _, one in group]
-            result = STUDIES[name].look(*looked, seed=seed, workers=workers, progress=progress)
+            result = STUDIES[name].look(*looked, seed=seed, workers=workers, memory=memory, progress=progress)
             headline = STUDIES[name].headline(result)
             names = [label for label, _ in group]
             found.setdefault(name, {})[" / ".join(names)] = headline

@@ -6,7 +6,6 @@ Analyses of one run are made of each; `interpolation` takes two runs and `plane`
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Mapping, Sequence
 
 from fedflat.calls import split
@@ -24,6 +23,8 @@ def configure(parser: Parser) -> None:
     parser.add_argument("--samples", metavar="N", type=int, default=2000, help="samples to look at [2000]")
     parser.add_argument("--seed", metavar="N", type=int, default=0, help="of the samples and random directions [0]")
     parser.add_argument("--workers", metavar="N", type=int, default=0, help="processes; 0 is one per core [0]")
+    about = "memory for activations; more makes curvature faster [2]"
+    parser.add_argument("--memory", metavar="GIB", type=float, default=2.0, help=about)
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -42,7 +43,8 @@ def execute(arguments: argparse.Namespace) -> int:
         samples=arguments.samples,
         seed=arguments.seed,
         workers=arguments.workers,
-        progress=sys.stderr.isatty(),
+        memory=arguments.memory,
+        progress=True,
     )
     _show(found, arguments.runs)
     return 0

@@ -14,7 +14,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
-from fedflat.experiment import Experiment
+from fedflat.experiment import IRRELEVANT, Experiment
 
 HEADER = 4096  # bytes that the serialised form of an array may have beyond its numbers
 MOST = 1 << 53  # beyond which not every whole number is a float
@@ -126,5 +126,5 @@ def printable(value: object, *, quoted: bool = True) -> str:
 
 def fingerprint(experiment: Experiment) -> str:
     """A hash of all that determines a result: two machines with the same one run the same experiment."""
-    fields = {name: value for name, value in experiment.to_dict().items() if name not in ("workers", "backend")}
+    fields = {name: value for name, value in experiment.to_dict().items() if name not in IRRELEVANT}
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
 from fedflat.method import Evaluate, Local, Part, Server
 from fedflat.parts.sam import SAM
+
+if TYPE_CHECKING:
+    from fedflat.task import Task
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,11 @@ class MoFedSAM(Part):
         self.require(0 <= self.beta <= 1, f"beta must lie between 0 and 1, got {self.beta}")
         self.require(self.rho >= 0, f"rho must not be negative, got {self.rho}")
 
+    def check(self, task: Task) -> None:
+        """Refuse a K that tells who has joined where nobody may know."""
+        secret = any(part.discreet for part in task.method.parts) and task.experiment.local_steps is None
+        self.require(not secret, "its K, the mean number of local steps, is not covered by dp: set local_steps")
+
     def broadcast(self, server: Server) -> Mapping[str, Tensor]:
         """Send the direction of the last round."""
         return {"m": server.state(self).get("m", torch.zeros_like(server.theta))}
@@ -48,6 +56,6 @@ class MoFedSAM(Part):
 
     def conclude(self, server: Server) -> None:
         """Remember the direction of this round."""
-        scale = server.steps * server.lr
+        scale = (server.experiment.local_steps or server.steps) * server.lr
         if scale > 0:
             server.state(self)["m"] = server.delta / -scale

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedflat.errors import CheckpointError, InputError, UnknownNameError
 from fedflat.experiment import IRRELEVANT, Experiment, check_names
+from fedflat.rows import read_rows
 
 if TYPE_CHECKING:
     from fedflat.result import Run
@@ -127,10 +128,11 @@ def record_of(run: Run | Record | str | Path) -> Record:
 def records_of(runs: Iterable[Run | Record | str | Path]) -> list[Record]:
     """Records of several runs, labelled so that they can be told apart.
 
-    A folder of run folders stands for all of them; a folder that is named twice counts once.
+    A folder of run folders stands for all of them; a folder that is named twice counts once. Files are passed over if
+    there is anything else: `runs/*` names what else lies there as well.
     """
-    found: dict[Path | int, Record] = {}
-    for run in runs:
+    named, found = list(runs), dict[Path | int, Record]()
+    for run in [run for run in named if not _is_file(run)] or named:
         for each in _expand(Path(run)) if isinstance(run, (str, Path)) else [run]:
             found.setdefault(each if isinstance(each, Path) else len(found), record_of(each))
     records = list(found.values())
@@ -193,6 +195,10 @@ def first_measured(records: Sequence[Record], *names: str) -> str:
     return next((name for name in names if any(record.points(name) for record in records)), names[0])
 
 
+def _is_file(run: Run | Record | str | Path) -> bool:
+    return isinstance(run, (str, Path)) and Path(run).is_file()
+
+
 def _expand(path: Path) -> list[Path]:
     if (path / "experiment.toml").exists():
         return [path]
@@ -223,16 +229,3 @@ def _stopped(folder: Path, rounds: int) -> str:
         checkpoint = json.loads((folder / "checkpoint.json").read_text())
         return str(checkpoint["stopped"]) if checkpoint["round"] == rounds else ""
     return ""
-
-
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a table; none without the file. A last line cut short is that of a round under way and left out."""
-    lines = path.read_text().splitlines() if path.exists() else []
-    rows = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            if number < len(lines):
-                raise CheckpointError(f"{path}, line {number}, is damaged; nothing was deleted") from None
-    return rows

@@ -259,3 +259,12 @@ def test_progress_and_estimate(caplog: pytest.LogCaptureFixture) -> None:
         analysis.curvature(network(), blobs(9), k=1, probes=3, progress=lambda done, total: seen.append((done, total)))
     assert [done for done, _ in seen] == list(range(1, 44))
     assert "curvature: 43 steps" in caplog.text and "about 0:0" in caplog.text
+
+
+def test_without_a_terminal_progress_is_lines(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedflat.analysis.progress.PAUSE", 1e-9)
+    analysis.curvature(network(), blobs(9), k=1, probes=3, progress=True)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("curvature: 1 of 43, about") and lines[-1] == "curvature: 43 of 43, about 0:00 left"

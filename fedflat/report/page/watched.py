@@ -9,7 +9,8 @@ from typing import Any
 from fedflat.report.page.markup import Html, Section
 from fedflat.report.page.page import Page, beside
 from fedflat.report.page.series import Points, spread, thinned
-from fedflat.report.records import Record, read_rows
+from fedflat.report.records import Record
+from fedflat.rows import read_rows
 
 ROUNDS = {  # of a round, in its metrics: title and logarithmic or not
     "drift_diversity": ("Diversity of the updates (1: all alike)", False),
