@@ -29,7 +29,7 @@ from fedflat.report.figures import COLOURS, STYLES
 
 SAMPLES = {
     "const": {"curvature": 2000, "density": 1000, "landscape": 1000},
-    "flat": {"curvature": 1000, "spectrum": 1000, "landscape": 400},
+    "flat": {"curvature": 1000, "spectrum": 200, "landscape": 400},
 }
 FIGURES = {
     "λ max": lambda found: found["eigenvalues"][0],

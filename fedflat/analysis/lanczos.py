@@ -1,7 +1,7 @@
 """Eigenvalues at both ends of a symmetric operator, by Lanczos' method with full re-orthogonalisation.
 
-Every new vector is made orthogonal to all earlier ones, twice, so that no eigenvalue appears a second time by rounding
-(a "ghost"). By the same token a run is sure to see only one copy of a multiple eigenvalue: others appear late, as
+Every new vector is made orthogonal to all earlier ones, so that no eigenvalue appears a second time by rounding (a
+"ghost"). By the same token a run is sure to see only one copy of a multiple eigenvalue: others appear late, as
 rounding brings them in, or when the Krylov space is exhausted and a random vector goes on. `multiplicity=True` looks
 for them: the method is started again in the complement of what was found, until no larger value appears there.
 """
@@ -19,6 +19,7 @@ from fedflat.analysis.hvp import Product
 from fedflat.errors import InputError
 
 log = logging.getLogger(__name__)
+CANCELLED = 0.7  # of a vector must be left, or it is made orthogonal once more
 LOOSER = 10.0  # the smallest eigenvalue, which often lies in a dense crowd, may have so many times the tolerance
 
 
@@ -78,6 +79,7 @@ class Krylov:
         self._append(vector)
         image = self._product(vector)
         self.alphas.append(float(vector @ image))
+        self._recur(image)
         self._orthogonalise(image)
         scale = max(map(abs, (*self.alphas, *self.betas)))
         beta = float(image.norm())
@@ -86,6 +88,12 @@ class Krylov:
         else:
             self._next = image / beta
         self.betas.append(beta)
+
+    def _recur(self, image: Tensor) -> None:
+        """Take out what an exact image has of the basis, its parts along the last two vectors; the rest is rounding."""
+        image.sub_(self._rows[len(self) - 1], alpha=self.alphas[-1])
+        if self.betas:
+            image.sub_(self._rows[len(self) - 2], alpha=self.betas[-1])
 
     def _append(self, vector: Tensor) -> None:
         if len(self._rows) == len(self):
@@ -101,10 +109,13 @@ class Krylov:
         return torch.div(draw, draw.norm())
 
     def _orthogonalise(self, vector: Tensor) -> None:
-        """Against the basis and what is avoided; twice, since once leaves rounding errors of cancellation."""
+        """Against the basis and what is avoided; twice where the first time cancels much, which leaves its rounding."""
         for _ in range(2):
+            before = vector.norm()
             for rows in (self.basis, self._avoid):
                 vector -= rows.T @ (rows @ vector)
+            if vector.norm() > CANCELLED * before:
+                return
 
     def ritz(self) -> tuple[Tensor, Tensor, Tensor]:
         """Eigenvalues of the tridiagonal matrix (descending), its eigenvectors in columns, and residuals."""
