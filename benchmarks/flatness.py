@@ -96,7 +96,8 @@ def spectra(cells: list[Cell], name: str, picture: Picture, arguments: argparse.
     for place, cell in enumerate(cells):
         axes = panels[place if picture.apart else 0]
         x, y = picture.curve(looked(cell, name, arguments))
-        axes.semilogy(x, y, label=cell.row, color=COLOURS[place], linestyle="-" if picture.apart else STYLES[place])
+        style = "-" if picture.apart else STYLES[place % len(STYLES)]
+        axes.semilogy(x, y, label=cell.row, color=COLOURS[place], linestyle=style)
         axes.legend(frameon=False, loc="upper right")
         axes.set_ylabel(picture.y)
     panels[-1].set_xlabel(picture.x)
