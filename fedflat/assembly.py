@@ -83,7 +83,10 @@ def check_spelling(e: Experiment, own_data: bool = False, own_model: bool = Fals
     named += [] if own_data else [("data set", e.data, DATASETS), ("partition", e.partition, PARTITIONS)]
     named += [] if own_model else [("model", e.model, MODELS)]
     for kind, text, known in named:
-        name = calls.parse(text).name
+        try:
+            name = calls.parse(text).name
+        except InputError as error:
+            raise InputError(f"{kind}: {error}; known: {', '.join(sorted(known))}") from None
         if name not in known:
             raise UnknownNameError(kind, name, known)
 

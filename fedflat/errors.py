@@ -18,10 +18,16 @@ class UnknownNameError(InputError):
     """A name that is not registered; the text offers the nearest known one."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
-        known = sorted(known)
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+        near = nearest(name, known := sorted(known))
+        hint = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}"
         super().__init__(f"unknown {kind} {name!r}: {hint}")
+
+
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str | None:
+    """The known name that is most like this one, whatever the case of letters; None where none is."""
+    spelt = {each.lower(): each for each in known}
+    near = difflib.get_close_matches(name.lower(), spelt, n=1, cutoff=cutoff)
+    return spelt[near[0]] if near else None
 
 
 class PartitionError(InputError):
@@ -46,6 +52,8 @@ class ClientError(RunError):
     def __init__(self, round: int, client: int, step: int | None, traceback: str) -> None:
         self.round, self.client, self.step, self.traceback = round, client, step, traceback
         last = traceback.strip().splitlines()[-1] if traceback.strip() else "unknown error"
+        if "more than 1 value per channel" in last:
+            last += " (BatchNorm cannot train on a batch of one: set drop_last, or another batch_size)"
         where = f"round {round}, client {client}" + ("" if step is None else f", step {step}")
         super().__init__(f"{where}: {last}")
 

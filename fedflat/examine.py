@@ -71,7 +71,12 @@ def _judged(task: Task, job: Job, test: Samples) -> Iterator[tuple[str, Score]]:
 
 
 def personal_weights(task: Task, states: Mapping[str, State]) -> State | None:
-    """The client's own model as one of the method's parts keeps it; the task's model holds what the client receives."""
+    """The client's own model as one of the method's parts keeps it; the task's model holds what the client receives.
+
+    A client that has not trained yet lacks the layers that stay with it, and so a model.
+    """
+    if task.private.splits and Private.KEY not in states:
+        return None
     for part in task.method.filling("personal"):
         weights = part.personal(states.get(part.name, {}), task.model.theta.clone())
         if weights is not None:

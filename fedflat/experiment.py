@@ -5,6 +5,7 @@ A TOML file and the command line are two views of it. This module must not impor
 
 from __future__ import annotations
 
+import json
 import math
 import tomllib
 import types
@@ -144,6 +145,7 @@ CHOICES = {
     "precision": ("float32", "bfloat16"),
     "augment": ("auto", "none", "paper000", "paper001", "paper003", "paper004"),
 }
+KINDS = {int: "a whole number", float: "a number", bool: "true or false"}
 INF = math.inf
 RANGES = [  # name, lowest, highest, whether the lowest is excluded
     ("clients", 1, INF, False),
@@ -199,15 +201,13 @@ def coerce(name: str, value: Any) -> Any:
             raise ValueError
         return int(value)
     except (TypeError, ValueError, KeyError, OverflowError):
-        raise InputError(
-            f"{name} takes {'a whole number' if kind is int else f'a {kind.__name__}'}, not {value!r}"
-        ) from None
+        raise InputError(f"{name} takes {KINDS[kind]}, not {value!r}") from None
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
     """The values of a TOML file, with a one-line error when it cannot be read."""
     try:
-        return tomllib.loads(Path(path).read_text())
+        return tomllib.loads(Path(path).read_bytes().decode())  # TOML is UTF-8 whatever the locale says
     except FileNotFoundError:
         raise InputError(f"no such file: {path}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -222,5 +222,5 @@ def _toml(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
-        return '"' + value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # else JSON's strings are TOML's
     return repr(value)

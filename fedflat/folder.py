@@ -79,6 +79,7 @@ class RunFolder:
             raise CheckpointError(
                 f"{self.path} is not a run folder and not empty (it has {others[0]!r}); choose another"
             )
+        self.tidy()
         self.record(experiment, environment, partition)
 
     def record(self, experiment: Experiment, environment: dict[str, Any], partition: dict[str, Any]) -> None:
@@ -125,8 +126,8 @@ class RunFolder:
         self._delete_checkpoints_but(name)
 
     def tidy(self) -> None:
-        """Delete what a process that was killed while writing has left behind."""
-        for abandoned in self.path.rglob(".*.tmp"):
+        """Delete what a process that was killed while writing has left behind in what is a run folder."""
+        for abandoned in self.path.rglob(".*.[0-9]*.tmp"):
             abandoned.unlink(missing_ok=True)
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # `load_checkpoint` will say what is wrong
             self._delete_checkpoints_but(json.loads((self.path / "checkpoint.json").read_text())["tensors"])

@@ -49,7 +49,8 @@ class Local:
     origin: the weights received this round; never to be written to.
     round, client: where we are (rounds count from 1). rounds, clients: how many there are.
     lr: learning rate of the round. steps: local steps done so far. samples: n_i. uniform: plain means over clients.
-    weight_decay: L2 of the optimiser, which a part may enlarge. velocity: the momentum buffer, zero when None.
+    weight_decay: L2 of the optimiser. extra_decay: what parts add to it for the weights that are sent, and no others.
+    velocity: the momentum buffer, zero when None.
     pull: sum of the parts' proximal strengths. full_gradient: of the data loss at given weights, over all samples.
     features, data_loss: of the current forward pass, for loss terms; features only where a part has asked for them.
     batch: the current minibatch. branch: which trajectory of a method with several is being trained.
@@ -77,7 +78,7 @@ class Local:
         self.experiment, self.round, self.rounds = experiment, round, experiment.rounds
         self.client, self.clients, self.samples = client, clients, samples
         self.lr, self.steps, self.branch, self.uniform = lr, 0, "global", uniform
-        self.weight_decay: float = experiment.weight_decay
+        self.weight_decay, self.extra_decay = experiment.weight_decay, 0.0
         self.velocity: Tensor | None = None
         self.pull = 0.0
         self.full_gradient: Callable[[Tensor], Tensor] = _no_gradient
@@ -130,8 +131,10 @@ class Local:
             norm = grad.norm().item()
             if norm > experiment.clip - 1e-6:
                 grad.mul_(experiment.clip / (norm + 1e-6))
-        if self.weight_decay:
-            grad.add_(theta if only is None else theta * only, alpha=self.weight_decay)
+        sent = theta is self.theta and self.branch == "global"
+        decay = self.weight_decay + (self.extra_decay if sent else 0.0)
+        if decay:
+            grad.add_(theta if only is None else theta * only, alpha=decay)
         if velocity is not None:
             velocity.mul_(experiment.momentum).add_(grad)
             grad = grad.add_(velocity, alpha=experiment.momentum) if experiment.nesterov else velocity

@@ -84,8 +84,9 @@ class Run:
         """
         if model not in MODELS:
             raise UnknownNameError("model", model, MODELS)
-        last = max((row["round"] for row in self.evaluations), default=0)
-        rows = [row for row in self.evaluations if row["round"] == last and row["new"] == new]
+        every = self.evaluations
+        last = max((row["round"] for row in every), default=0)
+        rows = [row for row in every if row["round"] == last and row["new"] == new]
         rows = [row for row in rows if seen is None or row["seen"] == seen]
         kinds = [name for name in MODELS if any(row[name] is not None for row in rows)]
         name = "common" if model == "personal" and model not in kinds and "common" in kinds else model
@@ -107,7 +108,8 @@ class Run:
 
         record = record_of(self)
         check_metric(metric, [record])
-        rounds, values = zip(*record.points(metric), strict=True) if record.points(metric) else ((), ())
+        points = record.points(metric)
+        rounds, values = zip(*points, strict=True) if points else ((), ())
         return np.array(rounds, dtype=int), np.array(values, dtype=float)
 
     def plot(self, path: str | Path | None = None) -> Figure:
@@ -198,7 +200,9 @@ def load_run(path: str | Path, model: nn.Module | None = None) -> Run:
     folder = RunFolder(path)
     experiment, checkpoint = folder.experiment(), folder.load_checkpoint()
     if checkpoint is None:
-        raise CheckpointError(f"{path} has no checkpoint yet: the run has not come to its first one")
+        raise CheckpointError(
+            f"{path} has no checkpoint yet: the run has not come to its first one; the command that began it goes on"
+        )
     inputs = checkpoint.plain["inputs"]
     if model is None and inputs["custom_model"]:
         raise CheckpointError(f"{path} was run with a model of your own: load_run(path, model=that_module)")

@@ -70,6 +70,8 @@ def run(
     engine: makes the back end that the clients are run on, instead of the one that `Experiment.backend` names.
     preset: name of the preset that the experiment was made from, for the record in the run folder.
     """
+    if not isinstance(experiment, Experiment):
+        raise InputError(f"run takes an Experiment, not {type(experiment).__name__}: write Experiment(data=…, …)")
     _check_callbacks(callbacks)
     facts: dict[str, Any] = {"preset": load_preset(preset).record(experiment)} if preset else {}
     with single_thread(), streams.isolated(experiment.seed, "run"):
@@ -123,27 +125,30 @@ def _open(task: Task, folder: RunFolder | None, facts: dict[str, Any], memory: i
     if folder is None:
         return Run(task, server, ClientStore(None, memory), None)
     folder.lock()
-    folder.tidy()
     result = Run(task, server, ClientStore(folder.path / "clients", memory), folder)
     result._inputs = facts["inputs"]
     if not folder.exists():
         folder.create(task.experiment, *_origin(task, facts))
         return result
+    folder.tidy()
     checkpoint = folder.load_checkpoint()
     differences = task.experiment.differences(folder.experiment())
-    if differences and checkpoint is None and not folder.rows("metrics", 1):
-        folder.record(task.experiment, *_origin(task, facts))  # nothing was ever run here
-    elif differences:
+    if differences and (checkpoint is not None or folder.rows("metrics", 1)):
         raise CheckpointError(
             f"{folder.path} holds another experiment ({'; '.join(differences)}); choose another folder"
         )
-    if checkpoint is None:
+    if checkpoint is None:  # what was begun here begins anew, perhaps with other data
+        folder.record(task.experiment, *_origin(task, facts))
         folder.rewind(0)
         result._store.restore({}, prune=True)
         return result
     changed = [k for k, v in result._inputs.items() if checkpoint.plain["inputs"].get(k) != v]
     if changed:
-        raise CheckpointError(f"{folder.path} was run with other data or another model (differs: {', '.join(changed)})")
+        remedy = "call torch.manual_seed before you make the model" if "model" in changed else "give it the same data"
+        raise CheckpointError(
+            f"{folder.path} was run with other data or another model (differs: {', '.join(changed)}); {remedy}, or "
+            "choose another folder"
+        )
     restore(result, checkpoint, prune=True)
     folder.rewind(server.round)
     log.info("%s: going on after round %d", folder.path, server.round)
@@ -171,7 +176,8 @@ def _go_on(
         except KeyboardInterrupt:
             result._failure = "interrupted"
             _save_whole(result)
-            where = f"; run the same command again to go on from {result.out}" if result.out else ""
+            left = result.out and result._server.round < result.experiment.rounds
+            where = f"; run the same command again to go on from {result.out}" if left else ""
             raise InterruptedRunError(f"interrupted after round {result._server.round}{where}") from None
         except Exception:
             result._failure = "failed"

@@ -52,7 +52,7 @@ def assess(task: Task, samples: Samples, start: int, stop: int) -> Score:
         x, y = samples.batch(torch.arange(low, high))
         output = task.model(task.federation.preprocess(x, None, task.model.theta.dtype))
         loss = task.criterion(output, y).item()
-        correct, judged = _judge(output, y)
+        correct, judged = judge(output, y)
         count = judged or len(y)
         score += Score(count, loss * count, correct, judged)
     return score
@@ -70,7 +70,8 @@ def pieces(start: int, stop: int, size: int) -> list[tuple[int, int]]:
     return list(zip(lows, [*lows[1:], stop], strict=True))
 
 
-def _judge(output: Any, y: Tensor) -> tuple[int, int]:
+def judge(output: Any, y: Tensor) -> tuple[int, int]:
+    """How many labels are right, and how many there are to be right about: none where the output is no class scores."""
     classes = isinstance(output, Tensor) and output.dim() >= 2 and not y.is_floating_point()
     if not classes or output.shape[1] < 2 or output.shape[:1] + output.shape[2:] != y.shape:
         return 0, 0

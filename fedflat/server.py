@@ -28,7 +28,7 @@ from fedflat.task import Task
 
 log = logging.getLogger(__name__)
 RECOMPUTE_CLIENTS = 100  # over how many clients at most BatchNorm's statistics are estimated
-RECOMPUTED = "recompute"  # where the server keeps them
+RECOMPUTED = "recompute"  # where the server keeps them until the weights change
 SEEN = "seen"  # where it keeps who has ever been heard
 Row = dict[str, Any]
 
@@ -69,6 +69,7 @@ class RoundLoop:
         self._counters = server.counters
         wanted = task.experiment.evaluate_clients is not None or task.interference_every > 0
         self._examines = wanted and task.federation.has_client_tests
+        self._recomputes = task.experiment.batchnorm == "recompute" and bool(batchnorms(task.model.module))
         self.examined: list[Row] = []
 
     def examine(self) -> list[Row]:
@@ -209,6 +210,7 @@ class RoundLoop:
 
     def _apply(self, delta: Tensor, totals: Terms, tally: Tally) -> None:
         server, method = self.server, self.task.method
+        server.states.pop(RECOMPUTED, None)  # they were the last weights'
         buffers = totals.pop(BUFFERS, None)
         server.participants = len(tally.rows)
         server.steps = tally.steps / max(1, len(tally.rows))
@@ -265,9 +267,6 @@ class RoundLoop:
     def evaluate(self) -> Score:
         """Score the evaluated weights on the common test set (nothing, where there is no such set or model)."""
         test, broadcast = self.task.federation.test, self._broadcast_weights()
-        if self.task.experiment.batchnorm == "recompute" and batchnorms(self.task.model.module):
-            self._recompute(broadcast)
-            broadcast = self._broadcast_weights()
         if test is None or self.task.private.splits:
             return Score()
         scores = self.backend.evaluate(broadcast, chunks_of(len(test), "test"))
@@ -278,6 +277,8 @@ class RoundLoop:
         server = self.server
         extra = self._broadcast(server.theta).received if received else {}
         weights = evaluated_weights(self.task, server)
+        if self._recomputes and RECOMPUTED not in server.states:
+            self._recompute(Broadcast(server.round, server.lr, weights, server.buffers, server.counters))
         return Broadcast(server.round, server.lr, weights, *evaluated_buffers(server), extra)
 
     def _recompute(self, broadcast: Broadcast) -> None:

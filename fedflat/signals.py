@@ -13,7 +13,7 @@ Safe = Callable[[], contextlib.AbstractContextManager[None]]
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[Safe]:
-    """Hold Ctrl-C and SIGTERM back until the server is in one piece: they act only inside `with safe():`."""
+    """Hold Ctrl-C and SIGTERM back until the server is in one piece: they act inside `with safe():`, or at the end."""
     waiting = inside = False
 
     def handler(number: int, frame: FrameType | None) -> None:
@@ -42,3 +42,5 @@ def interruptible() -> Iterator[Safe]:
     finally:
         for number, old in previous.items():
             signal.signal(number, old)
+    if waiting:
+        raise KeyboardInterrupt

@@ -232,7 +232,7 @@ class ClientStore:
         """Write all that is in memory only; returns the versions a checkpoint must name, which are on the disk then."""
         for client in sorted(self._dirty):
             self._write(client)
-        sync([self._path(client, version) for client, version in self._written.unlike(self._saved)])
+        sync([self._path(client, version) for client, version in self.versions.unlike(self._saved)])
         return self.versions.copy()
 
     def secure(self) -> None:

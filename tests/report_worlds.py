@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import fedflat
-from fedflat.analysis.study import STUDIES, subject
+from fedflat.analysis.study import STUDIES
+from fedflat.analysis.subject import subject
 
 WATCH = ("drift", "gsnr", "client_curvature", "feature_norms", "interference")
 

@@ -238,6 +238,18 @@ def test_a_last_batch_of_one_sample_is_no_obstacle(policy: str) -> None:
     assert go(batchnorm=policy, federation=federation).metrics[-1]["loss"] > 0
 
 
+@pytest.mark.parametrize("policy", ["local", "silobn"])
+def test_a_single_sample_is_its_own_mean(policy: str) -> None:
+    x, y = blobs(1, seed=1000)
+    federation = Federation([blobs(n, seed=i) for i, n in enumerate(SIZES)], (x, y), [(x, y), None, blobs(9)])
+    run, net = go(batchnorm=policy, federation=federation), normed()
+    nn.utils.vector_to_parameters(run.weights, net.parameters())
+    with torch.no_grad():
+        twice = net.train()(torch.cat([x, x]))[:1]
+    assert run.metrics[-1]["loss"] == pytest.approx(F.cross_entropy(twice, y).item(), rel=1e-10)
+    assert run.evaluations[0]["common"] == float(twice.argmax() == y)
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_evaluation_changes_nothing(policy: str) -> None:
     often, once = go(batchnorm=policy, evaluate_every=1), go(batchnorm=policy, evaluate_every=0)
@@ -308,6 +320,19 @@ def test_recomputed_statistics_are_those_of_the_evaluated_weights(method: str, c
     net.load_state_dict(mine)
     x, y = blobs(30, seed=1000)
     assert run.metrics[-1]["loss"] == pytest.approx(F.cross_entropy(net.eval()(x), y).item(), rel=1e-9)
+
+
+def test_recomputed_statistics_go_with_the_weights_they_were_made_for() -> None:
+    """Not evaluated in the round of the stop, the model has the averaged statistics, and not those of old weights."""
+    third = fedflat.TargetStopping("round", target=3)
+    stopped = go(batchnorm="recompute", rounds=9, evaluate_every=2, callbacks=[third])
+    assert same(dict(stopped.model.state_dict()), dict(go(batchnorm="average", rounds=3).model.state_dict()))
+    tests = [blobs(20, seed=50 + i) for i in range(len(SIZES))]
+    federation = Federation([blobs(n, seed=i) for i, n in enumerate(SIZES)], client_tests=tests)
+    often, seldom = (
+        go(batchnorm="recompute", federation=federation, evaluate_every=every, evaluate_clients=1) for every in (1, 3)
+    )
+    assert often.evaluations == seldom.evaluations
 
 
 def test_recomputed_statistics_see_no_augmentation_and_no_dropout_of_the_streams() -> None:

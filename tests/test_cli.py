@@ -92,11 +92,13 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["run", "--locl-epochs", "3"], "unknown field 'locl_epochs': did you mean 'local_epochs'?"),
         (["show", "x", "--pgn", "y"], "unknown option 'pgn': did you mean 'png'?"),
         (["list", "model"], "unknown list 'model': did you mean 'models'?"),
+        (["list", "presets"], "presets are listed by `fedflat presets`"),
         (["list", "methods", "fedpro"], "unknown method 'fedpro': did you mean 'fedprox'?"),
         (["list"], "the following arguments are required"),
         (["run", "--lr"], "argument --lr: expected one argument"),
         (["run", "a.toml", "b.toml"], "unexpected 'b.toml'"),
         (["run", "none.toml"], "no such file: none.toml"),
+        (["deploy", "init", "here", "--out", "there"], "unknown field 'out'"),
         (["data", "cifar1"], "unknown data set 'cifar1': did you mean 'cifar10'?"),
         (["data", "--fetch"], "which data set?"),
         (["data", "cifar10"], "fetch it with `fedflat data cifar10 --fetch`"),
@@ -107,12 +109,15 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (words(data="digit"), "unknown data set 'digit': did you mean 'digits'?"),
         (words(partition="idd"), "unknown partition 'idd': did you mean 'iid'?"),
         (words(weighting="uniforn"), "unknown weighting 'uniforn': did you mean 'uniform'?"),
+        (words(data="DIGITS"), "unknown data set 'DIGITS': did you mean 'digits'?"),
+        (["run", "--learning-rate", "1"], "unknown field 'learning_rate': known: "),
+        (words(participation="0.1"), "participation: cannot read '0.1'"),
         (words(participation="uniform(9)"), "samples 9 of 8 clients"),
         (words(partition="pathological(labels=3)"), "pathological: clients · labels = 24 is no multiple"),
         (words(clients="2000"), "2000 clients cannot share"),
         (words(lr="nan"), "lr must be a finite number, at least 0, not nan"),
         (words(rounds="2.5"), "rounds takes a whole number, not '2.5'"),
-        (words(lr="fast"), "lr takes a float, not 'fast'"),
+        (words(lr="fast"), "lr takes a number, not 'fast'"),
         (words(data="npz(path='none.npz')"), "none.npz is missing"),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",
@@ -184,6 +189,15 @@ def test_same_command_resumes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words(rounds="30")) == 0
     assert "finished already" in capsys.readouterr().err
     assert (Path(whole) / "metrics.jsonl").read_text() == before
+
+
+def test_a_run_folder_in_place_of_a_file_is_told_how_to_go_on(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*words(), "--out", "r", "--quiet"]) == 0
+    capsys.readouterr()
+    remedy = refused(capsys, ["run", "r"]).partition("r is a folder; to go on with its run: fedflat ")[2]
+    assert main(remedy.split()) == 0
+    assert "r holds this run, finished already" in capsys.readouterr().err
+    assert "name a TOML file" in refused(capsys, ["run", "."])
 
 
 def test_options_win_over_the_file(capsys: pytest.CaptureFixture[str]) -> None:

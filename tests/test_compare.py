@@ -282,6 +282,10 @@ def test_methods_without_a_common_model_have_dashes_and_a_hint(folder: Path) -> 
     assert personal["fedavg"] == statistics.fmean(value for value in common if value is not None)
 
 
+def test_one_folder_needs_no_list(folder: Path) -> None:
+    assert compare(str(folder)).csv() == compare(folder).csv() == compare([folder]).csv()
+
+
 def test_a_comparison_shows_itself(folder: Path) -> None:
     found = fedflat.compare(sorted(folder.iterdir()), by="method")
     assert isinstance(found, Comparison)

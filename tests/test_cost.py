@@ -138,6 +138,16 @@ def test_the_command_prints_the_table(capsys: pytest.CaptureFixture[str], monkey
     }
 
 
+def test_a_small_network_costs_something(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logistic regression of 3×8×8 inputs in 4 classes: 192 · 4 products, and as many weights with 4 biases."""
+    monkeypatch.setenv("COLUMNS", "160")
+    assert main(["cost", "--rounds", "0", "--model", "logistic", "--methods", "fedavg", *SMALL[2:10]]) == 0
+    out, err = capsys.readouterr()
+    figures = next(line.split()[1:6] for line in out.splitlines() if " MB " in line)
+    assert figures == ["0.000768", "–", "0.000772", "–", "0.000772"]
+    assert "fedavg: 768 operations a sample" in err
+
+
 def test_the_command_prints_json_and_csv(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cost", "--rounds", "1", "--json", *SMALL]) == 0
     table = json.loads(capsys.readouterr().out)

@@ -379,6 +379,24 @@ def test_bad_federations_are_refused_by_name() -> None:
         Federation([(torch.zeros(2), torch.zeros(3))]).samples(0)
     with pytest.raises(InputError, match="client 0: expected a pair"):
         Federation([3.0]).samples(0)
+    with pytest.raises(InputError, match=r"client 0: .*stride.*copy"):
+        Federation([(np.zeros((2, 4))[:, ::-1], np.zeros(2))]).samples(0)
+    with pytest.raises(InputError, match="the test set is empty; give it samples, or leave it out"):
+        Federation(_pairs(2), test=(torch.zeros(0, 4), torch.zeros(0))).check()
+
+
+def test_other_forms_of_data_are_refused_with_a_remedy() -> None:
+    x, y = torch.rand(4, 2), torch.arange(4)
+    pairs = torch.utils.data.TensorDataset(x, y)
+    rows = [{"image": a, "label": b} for a, b in zip(x, y, strict=True)]
+    first = torch.arange(2)
+    with pytest.raises(InputError, match=r"got DataLoader; give its \.dataset"):
+        Federation([torch.utils.data.DataLoader(pairs)]).samples(0)
+    with pytest.raises(InputError, match=r"pair \(x, y\), not a dict: wrap"):
+        Federation([rows]).samples(0).batch(first)
+    with pytest.raises(InputError, match=r"client 0: .*one entry a client"):
+        Federation(pairs).samples(0)
+    assert torch.equal(Federation([pairs]).samples(0).batch(first)[0], x[:2])
 
 
 def test_the_fingerprint_tells_data_apart() -> None:

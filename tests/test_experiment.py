@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +21,9 @@ from fedflat.experiment import coerce
 POSITIVE = st.floats(1e-300, 1e300)
 EXPERIMENTS = st.builds(
     Experiment,
-    method=st.sampled_from(["fedavg", "feddc(alpha=0.01)+man", 'npz(path="a\\\\b")', "line\nline", "naïve ω"]),
+    method=st.sampled_from(
+        ["fedavg", "feddc(alpha=0.01)+man", 'npz(path="a\\\\b")', "line\nline", "naïve ω 𝄞", "\r\t\b\x07\x7f"]
+    ),
     lr=POSITIVE,
     lr_decay=POSITIVE,
     clip=st.none() | POSITIVE,
@@ -38,6 +41,17 @@ def test_a_toml_file_gives_the_same_experiment_back(tmp_path_factory: Any, exper
     path = tmp_path_factory.getbasetemp() / "experiment.toml"
     path.write_bytes(experiment.to_toml().encode())
     assert Experiment.from_toml(path) == experiment
+
+
+def test_a_toml_file_is_utf_8_whatever_the_locale_says(tmp_path: Path) -> None:
+    (tmp_path / "e.toml").write_bytes(Experiment(head="naïve").to_toml().encode())
+    script = (
+        "import sys; from fedflat.experiment import Experiment; print(ascii(Experiment.from_toml(sys.argv[1]).head))"
+    )
+    plain = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-c", script, str(tmp_path / "e.toml")]
+    done = subprocess.run(command, env=plain, capture_output=True, text=True, check=True)
+    assert done.stdout == "'na\\xefve'\n"
 
 
 @given(EXPERIMENTS)

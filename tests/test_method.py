@@ -131,6 +131,21 @@ def test_a_name_of_the_library_cannot_be_taken() -> None:
         fedflat.register(FedAvg)
 
 
+def test_what_would_be_passed_over_in_silence_is_refused() -> None:
+    @dataclass(frozen=True)
+    class Misspelt(Part):
+        def corect(self, local: Local) -> None:
+            local.grad.zero_()
+
+    class Plain(Part):
+        strength: float = 1.0
+
+    with pytest.raises(InputError, match=r"Misspelt.corect fills no slot: did you mean 'correct'"):
+        fedflat.register(Misspelt)
+    with pytest.raises(InputError, match="Plain has fields but is no dataclass"):
+        fedflat.register(Plain)
+
+
 def test_an_owner_of_the_gradient_replaces_the_plain_rule() -> None:
     """Half the gradient is half the learning rate."""
     assert torch.allclose(trained("half", lr=0.2), trained("fedavg", lr=0.1), rtol=0, atol=1e-14)

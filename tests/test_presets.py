@@ -206,6 +206,7 @@ def test_presets_are_listed_and_shown(capsys: pytest.CaptureFixture[str], monkey
     assert main(["presets"]) == 0
     text = capsys.readouterr().out
     assert all(name in text for name in PRESETS) and "segmentation is not among its tasks" in text
+    assert text.count("\npaper 00") == 5 and "paper 004: Federated Learning for Feature Generalization" in text
     assert main(["presets", "s002_c10"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "  lr = 0.01   (chosen here)" in lines and "  plgu_lf(rho=0.05, layers=5)" in lines

@@ -128,6 +128,13 @@ def test_a_method_without_a_common_model_is_judged_by_its_clients(tmp_path: Path
     assert "mean accuracy of the clients’ own models" in page.text
 
 
+def test_of_equals_none_is_said_to_be_ahead(tmp_path: Path) -> None:
+    """FedProx without its pull is FedAvg, bit for bit."""
+    runs = [fedflat.run(experiment(method=method, rounds=2)) for method in ("fedavg", "fedprox(mu=0.0)")]
+    text = Page(report(runs, tmp_path / "r.html")).text
+    assert ", as does fedprox(mu=0.0)." in text and "and so do the worst-off 5 % of them" in text
+
+
 # ---- what is not in it ----
 
 

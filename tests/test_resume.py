@@ -18,6 +18,7 @@ from helpers import Diary, assert_same_run, members, plain, restless, run_python
 from torch import Tensor, nn
 
 import fedflat
+from fedflat.errors import InterruptedRunError
 
 EXP = plain(rounds=5, method="diary", participation="uniform(3)", dtype="float32", lr=0.3, momentum=0.9)
 SIZES = (6, 10, 14, 8, 12)
@@ -248,6 +249,20 @@ def test_interrupted_by_a_signal(tmp_path: Path, whole: fedflat.Run) -> None:
         end = go(out, model=Slow())
         assert torch.equal(end.server_weights, whole.server_weights)
         assert_same_run(end, again, len(SIZES))
+
+
+class Press(fedflat.Callback):
+    """Presses Ctrl-C once the last round is done."""
+
+    def round(self, run: fedflat.Run, metrics: Any) -> None:
+        if metrics["round"] == run.experiment.rounds:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_signal_after_the_last_round_is_not_lost_nor_is_the_round(tmp_path: Path) -> None:
+    with pytest.raises(InterruptedRunError, match=r"interrupted after round 2$"):
+        go(tmp_path, rounds=2, callbacks=[Press()])
+    assert fedflat.load_run(tmp_path, model=restless()).status == "finished"
 
 
 def test_signal_handlers_are_put_back(whole: fedflat.Run) -> None:

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 import fedflat
 from fedflat import Experiment, Federation
-from fedflat.errors import CheckpointError, FedflatError, InputError
+from fedflat.errors import CheckpointError, FedflatError, InputError, InterruptedRunError
 
 EXP = plain(rounds=4, method="diary", participation="uniform(2)", lr=0.3)
 
@@ -213,6 +213,30 @@ def test_a_folder_with_other_things_in_it_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"not a run folder and not empty.*thesis\.tex"):
         start(tmp_path)
     assert snapshot(tmp_path) == {"thesis.tex": b"precious"}
+
+
+def test_nothing_is_tidied_in_a_folder_that_is_not_a_runs(tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / ".draft.7.tmp").write_text("precious")
+    with pytest.raises(CheckpointError, match="not a run folder"):
+        start(tmp_path)
+    assert snapshot(tmp_path) == {"notes/.draft.7.tmp": b"precious"}
+
+
+class Killed(fedflat.Callback):
+    """Ends a run before it has come to a checkpoint."""
+
+    def start(self, run: Any) -> bool:
+        raise KeyboardInterrupt
+
+
+def test_a_run_that_begins_anew_with_other_data_tells_of_these(tmp_path: Path) -> None:
+    with pytest.raises(InterruptedRunError):
+        start(tmp_path / "run", callbacks=[Killed()])
+    start(tmp_path / "run", federation=world((6, 10, 16)))
+    start(tmp_path / "fresh", federation=world((6, 10, 16)))
+    for name in ("partition.json", "environment.json"):
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "fresh" / name).read_bytes()
 
 
 @pytest.mark.parametrize("out", ["file", "file/below"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -16,7 +17,13 @@ from torch.nn import functional as F
 
 import fedflat
 from fedflat import Federation
+from fedflat.assembly import make_task
+from fedflat.backends.base import Broadcast, Order
+from fedflat.backends.serial import Serial
 from fedflat.errors import RoundLostError
+from fedflat.method import Update
+from fedflat.server import RoundLoop, fresh_server
+from fedflat.store import ClientStore
 from fedflat.sums import TreeSum
 
 SIZES = (5, 7, 12)
@@ -233,6 +240,26 @@ def test_a_lost_round_names_round_and_clients_and_leaves_the_last_good_checkpoin
     reached = fedflat.run(exp.replace(rounds=2), federation=federation, model=network(), participants=turns.__getitem__)
     assert len(good.metrics) == 2
     assert_same_run(good, reached, 4)
+
+
+class Deaf(Serial):
+    """Clients on machines of their own, none of which is heard in the second round."""
+
+    def visit(self, broadcast: Broadcast, orders: Iterable[Order]) -> Iterator[Update]:
+        return iter(()) if broadcast.round == 2 else super().visit(broadcast, orders)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "swa(start=1, cycle=1)"])
+def test_a_round_in_which_nobody_is_heard_changes_nothing_in_a_deployment(method: str) -> None:
+    task = make_task(plain(method=method, rounds=4), federation=world(), model=network(), watch=["drift"])
+    task.deployed, models = True, list[Tensor]()
+    loop = RoundLoop(task, fresh_server(task), Deaf(task), ClientStore(), lambda t: [0, 1, 2])
+    for _ in range(4):
+        assert ("consistency" in loop.run_round()) == (loop.server.round != 2)
+        models.append(loop.server.theta)
+    assert torch.equal(models[1], models[0]) and not torch.equal(models[2], models[1])
+    if task.evaluator is not None:  # the second round would have begun the average, and is left out of it
+        torch.testing.assert_close(task.evaluator.averaged(loop.server), (models[2] + models[3]) / 2)
 
 
 # ---- sums ----

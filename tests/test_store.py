@@ -72,6 +72,16 @@ def test_a_state_can_be_emptied(tmp_path: Path) -> None:
     assert store.get(1) == {}
 
 
+def test_checkpoints_go_on_after_a_state_was_emptied(tmp_path: Path) -> None:
+    store = ClientStore(tmp_path)
+    for version, kept in enumerate((state(1), {}, {}, state(1)), start=1):
+        store.put(1, kept)
+        store.commit_round(version)
+        assert store.flush() == ({1: version} if kept else {})
+        store.settle()
+    assert files(tmp_path) == {"0/1.4.safetensors"}
+
+
 def test_an_interrupted_process_finds_the_versions_of_its_checkpoint(tmp_path: Path) -> None:
     store = ClientStore(tmp_path, memory=0)
     for version in (1, 2):

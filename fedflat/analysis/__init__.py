@@ -37,13 +37,15 @@ from fedflat.analysis.layers import LayerCurvature, LayerTable, channel_curvatur
 from fedflat.analysis.noise import NoiseCurve, noise_curve
 from fedflat.analysis.power import power_iteration
 from fedflat.analysis.protocol import Conditions, Protocol
-from fedflat.analysis.pruning import magnitude_mask, pruned
+from fedflat.analysis.pruning import PrunedFeatures, magnitude_mask, pruned, pruned_features
+from fedflat.analysis.rounds import AccuracyOverRounds, accuracy_over_rounds
 from fedflat.analysis.signal import GradientSignal, gsnr, signal_from_batches
 from fedflat.analysis.steps import GradientVariance, Movement, StepRatio, by_movement, gradient_variance, osgr
 from fedflat.analysis.survey import Landscape
 from fedflat.analysis.trace import TraceEstimate, hessian_diagonal, hessian_trace, hutchinson
 
 __all__ = [
+    "AccuracyOverRounds",
     "Calibration",
     "Conditions",
     "Connectivity",
@@ -60,9 +62,11 @@ __all__ = [
     "Movement",
     "NoiseCurve",
     "Protocol",
+    "PrunedFeatures",
     "RoundsToTarget",
     "StepRatio",
     "TraceEstimate",
+    "accuracy_over_rounds",
     "by_movement",
     "calibration",
     "calibration_of",
@@ -96,6 +100,7 @@ __all__ = [
     "per_class_accuracy",
     "power_iteration",
     "pruned",
+    "pruned_features",
     "rounds_to_target",
     "signal_from_batches",
     "silhouette",

@@ -9,7 +9,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
-from fedflat.analysis.features import features
+from fedflat.analysis.features import class_scores
 from fedflat.analysis.protocol import Options, Protocol, opened
 from fedflat.analysis.results import plain
 from fedflat.analysis.survey import scores
@@ -22,7 +22,7 @@ def per_class_accuracy(
     model: nn.Module | FlatModel, data: Any, *, classes: int | None = None, **options: Unpack[Options]
 ) -> Tensor:
     """Accuracy on each class, nan where it has no sample. classes: how many; by the model's outputs if not given."""
-    logits, labels = features(model, data, layer="logits", **options)
+    logits, labels = class_scores(model, data, "accuracy by class", **options)
     count = logits.shape[1] if classes is None else classes
     if int(labels.min()) < 0 or int(labels.max()) >= count:
         raise InputError(f"labels from {int(labels.min())} to {int(labels.max())} do not fit {count} classes")

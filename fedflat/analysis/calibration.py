@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from fedflat.analysis.features import features
+from fedflat.analysis.features import class_scores
 from fedflat.analysis.protocol import Options
 from fedflat.analysis.results import plain
 from fedflat.errors import InputError
@@ -43,14 +42,15 @@ class Calibration:
 
 def calibration(model: nn.Module | FlatModel, data: Any, *, bins: int = 15, **options: Unpack[Options]) -> Calibration:
     """Whether a classifier is as often right as it is sure. bins: equal parts of (0, 1]."""
-    logits, labels = features(model, data, layer="logits", **options)
-    return calibration_of(logits, labels, bins)
+    return calibration_of(*class_scores(model, data, "calibration", **options), bins)
 
 
 def calibration_of(logits: Tensor, labels: Tensor, bins: int = 15) -> Calibration:
-    """The same of given scores (before the softmax)."""
+    """The same of given scores (before the softmax), one row a label."""
     if bins < 1:
         raise InputError(f"at least one bin is needed, got {bins}")
+    if logits.dim() != 2 or labels.shape != logits.shape[:1] or not len(labels) or bool(logits.isnan().any()):
+        raise InputError("one row of scores a label is needed, at least one, and none of them nan")
     sure, chosen = logits.double().softmax(1).max(1)
     right = (chosen == labels).double()
     place = (sure * bins).ceil().long().clamp(1, bins) - 1
@@ -61,4 +61,4 @@ def calibration_of(logits: Tensor, labels: Tensor, bins: int = 15) -> Calibratio
     confidence, accuracy = sums / counts, hits / counts
     gaps = (accuracy - confidence).abs().nan_to_num(0.0)
     error = float((counts / len(labels) * gaps).sum())
-    return Calibration(error, float(gaps.max()) if len(labels) else math.nan, confidence, accuracy, counts.long())
+    return Calibration(error, float(gaps.max()), confidence, accuracy, counts.long())

@@ -20,6 +20,7 @@ from fedflat.client import train
 from fedflat.data import Federation
 from fedflat.errors import InputError
 from fedflat.result import Run
+from fedflat.runner import single_thread
 from fedflat.server import learning_rate
 from fedflat.task import Job
 
@@ -44,6 +45,12 @@ class Clients:
         """Numbers, text and lists only."""
         return plain(self)
 
+    def plot(self) -> Any:
+        """A matplotlib figure: gradient signal and barriers."""
+        from fedflat.analysis.plots import clients_figure
+
+        return clients_figure(self)
+
 
 def local_models(run: Run, federation: Federation, clients: Sequence[int]) -> list[nn.Module]:
     """The clients' models after one local round from the run's present weights; the run is left as it is."""
@@ -53,7 +60,7 @@ def local_models(run: Run, federation: Federation, clients: Sequence[int]) -> li
     server.lr = learning_rate(task, server)
     received = {part.name: part.broadcast(server) for part in task.method.filling("broadcast")}
     models = []
-    with streams.isolated(run.experiment.seed, "run"):
+    with single_thread(), streams.isolated(run.experiment.seed, "run"):
         for client in clients:
             theta = task.method.owner("generate").generate(server, client)
             states = run.client_state(client)

@@ -36,6 +36,12 @@ class Connectivity:
         """Numbers, text and lists only."""
         return plain(self)
 
+    def plot(self) -> Any:
+        """A matplotlib figure: the barriers as a map."""
+        from fedflat.analysis.plots import connectivity_figure
+
+        return connectivity_figure(self)
+
 
 def connectivity(
     models: Sequence[AnyModel], data: Any, *, points: int = 11, refresh_bn: bool = True, **options: Unpack[Options]

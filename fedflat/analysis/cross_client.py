@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from fedflat.analysis.data import read
 from fedflat.analysis.hvp import Hessian
-from fedflat.analysis.protocol import Options, Protocol, opened
+from fedflat.analysis.progress import announce, tracked
+from fedflat.analysis.protocol import Conditions, Options, Problem, Protocol, opened
 from fedflat.analysis.results import plain
 from fedflat.analysis.trace import hutchinson
 from fedflat.errors import InputError, UnknownNameError
@@ -26,11 +27,12 @@ ON = ("client", "global")
 class CrossClient:
     """H_N, the mean squared difference of the lengths of the clients' Hessian diagonals, and H_D, their mean cosine.
 
-    norm: H_N. direction: H_D. diagonals: q_k, one row a client.
+    norm: H_N. direction: H_D. conditions: of each client. diagonals: q_k, one row a client.
     """
 
     norm: float
     direction: float
+    conditions: tuple[Conditions, ...]
     diagonals: Tensor = field(repr=False)
 
     def to_dict(self) -> dict[str, Any]:
@@ -60,25 +62,35 @@ def cross_client(
     if len(models) != len(data) or len(models) < 2:
         raise InputError(f"two models or more and one data set each are needed, got {len(models)} and {len(data)}")
     union = [batch for each in data for batch in read(each)] if on == "global" else None
-    rows = [
-        _diagonal(model, union or own, diagonal, probes, Protocol.of(options))
-        for model, own in zip(models, data, strict=True)
-    ]
+    rows, conditions = [], []
+    for model, own in zip(models, data, strict=True):
+        with opened(model, union or own, Protocol.of(options)) as problem:
+            rows.append(_diagonal(problem, diagonal, probes))
+            conditions.append(problem.conditions())
+    if len({len(row) for row in rows}) > 1:
+        raise InputError("models of one architecture are needed")
     q = torch.stack(rows)
-    return CrossClient(*compare_diagonals(q, pairs), q)
+    return CrossClient(*compare_diagonals(q, pairs), tuple(conditions), q)
 
 
-def _diagonal(model: nn.Module | FlatModel, data: Any, kind: str, probes: int, protocol: Protocol) -> Tensor:
-    with opened(model, data, protocol) as problem, Hessian(problem) as hessian:
-        found = hutchinson(hessian, problem.flat.theta, probes=probes, diagonal=True, seed=protocol.seed).diagonal
-        assert found is not None  # since it was asked for
-        if kind == "element":
-            return found
-        return torch.stack([span.of(found).sum() for span in problem.flat.spans])
+def _diagonal(problem: Problem, kind: str, probes: int) -> Tensor:
+    protocol, like = problem.protocol, problem.flat.theta
+    with Hessian(problem) as hessian:
+        announce(protocol.progress, "diagonal", probes, hessian.seconds)
+        with tracked(protocol.progress, "diagonal", probes) as hessian.step:
+            found = hutchinson(hessian, like, probes=probes, diagonal=True, seed=protocol.seed).diagonal
+    assert found is not None  # since it was asked for
+    if kind == "element":
+        return found
+    return torch.stack([span.of(found).sum() for span in problem.flat.spans])
 
 
 def compare_diagonals(q: Tensor, pairs: str = "distinct") -> tuple[float, float]:
     """H_N and H_D of diagonals q, one row a client. Identical rows give 0 and 1."""
+    if pairs not in PAIRS:
+        raise UnknownNameError("pairs", pairs, PAIRS)
+    if q.dim() != 2 or len(q) < 2:
+        raise InputError(f"two rows or more are needed, one a client, got shape {tuple(q.shape)}")
     norms = q.norm(dim=1)
     apart = (norms[:, None] - norms[None, :]) ** 2
     cosine = (q @ q.T) / (norms[:, None] * norms[None, :])

@@ -99,7 +99,9 @@ def curvature(
             raise InputError(f"k must be from 1 to the number of parameters, {hessian.size}; got {k}")
         like, seed = problem.flat.theta, protocol.seed
         expected = (steps or first_steps(hessian.size, k)) + trace * probes + density * 10 * min(100, hessian.size)
-        announce("curvature", expected, hessian.seconds, note=f", {_basis(hessian, k)} for eigenvectors")
+        announce(
+            protocol.progress, "curvature", expected, hessian.seconds, note=f", {_basis(hessian, k)} for eigenvectors"
+        )
         with tracked(protocol.progress, "curvature", expected) as hessian.step:
             if method == "lanczos":
                 pairs = extreme_eigenpairs(hessian, like, k, tol=tol, steps=steps, multiplicity=multiplicity, seed=seed)
@@ -125,7 +127,7 @@ def curvature(
 def spectrum(model: nn.Module | FlatModel, data: Any, k: int = 200, **options: Unpack[Options]) -> Curvature:
     """The k largest eigenvalues, or all where there are fewer parameters, without the trace."""
     size = sum(p.numel() for p in _module(model).parameters() if p.requires_grad)
-    return curvature(model, data, k=max(1, min(k, size)), trace=False, **options)
+    return curvature(model, data, k=min(k, size) if size else k, trace=False, **options)
 
 
 def _module(model: nn.Module | FlatModel) -> nn.Module:

@@ -123,17 +123,21 @@ def subset(batches: list[Batch], count: int, seed: int) -> list[Batch]:
     return kept
 
 
-def cut(batches: list[Batch], size: int) -> list[Batch]:
-    """Cut batches of more than `size` samples into equal ones; as many as several workers can share evenly."""
-    return [piece for batch in batches for piece in _cut(batch, size)]
+def cut(batches: list[Batch], size: int, *, shared: bool = False) -> list[Batch]:
+    """Cut batches of more than `size` samples into as few equal ones as need be.
+
+    shared: into a few more where several workers can then share them evenly.
+    """
+    return [piece for batch in batches for piece in _cut(batch, size, shared)]
 
 
-def _cut(batch: Batch, size: int) -> Iterator[Batch]:
+def _cut(batch: Batch, size: int, shared: bool) -> Iterator[Batch]:
     x, y = batch
     count = -(-len(y) // size)
-    even = -(-count // LANES) * LANES if count > LANES else 1 << (count - 1).bit_length()
-    bounds = [len(y) * i // min(even, len(y)) for i in range(min(even, len(y)) + 1)]
-    for start, stop in pairwise(bounds):
+    if shared:
+        even = -(-count // LANES) * LANES if count > LANES else 1 << (count - 1).bit_length()
+        count = min(even, len(y))
+    for start, stop in pairwise(len(y) * i // count for i in range(count + 1)):
         yield take(x, slice(start, stop)), y[start:stop]
 
 

@@ -16,6 +16,7 @@ from fedflat.flat import FlatModel
 
 KINDS = ("filter", "eigen")
 COLLINEAR = 1e-6  # a third model this close to the line, relative to its distance, spans no plane
+ROUNDING = 4.0  # nor one as near as this many roundings of the weights
 
 
 def gaussian(flat: FlatModel, seed: int, number: int) -> Tensor:
@@ -62,7 +63,8 @@ def eigenvectors(problem: Problem, count: int) -> list[Tensor]:
 
 def plane(first: Tensor, second: Tensor, third: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Orthonormal directions of the plane through three models, and the coordinates of the models, one row each."""
-    to_second, to_third = second - first, third - first
+    rounding = ROUNDING * torch.finfo(first.dtype).eps * float(first.norm())
+    to_second, to_third = second.double() - first.double(), third.double() - first.double()
     length, distance = to_second.norm(), to_third.norm()
     if float(length) == 0:
         raise InputError("the first two models are the same: they span no plane; give three different ones")
@@ -71,15 +73,24 @@ def plane(first: Tensor, second: Tensor, third: Tensor) -> tuple[Tensor, Tensor,
     rest = to_third - along * u
     rest = rest - (u @ rest) * u
     height = rest.norm()
-    if float(height) <= COLLINEAR * max(float(distance), float(length)):
+    if float(height) <= max(COLLINEAR * max(float(distance), float(length)), rounding):
         raise InputError("the three models lie on one line, so they span no plane; use interpolate() for a line")
     corners = torch.tensor([[0.0, 0.0], [float(length), 0.0], [float(along), float(height)]], dtype=torch.float64)
-    return u, rest / height, corners
+    return u.to(first.dtype), (rest / height).to(first.dtype), corners
 
 
 def weights_of(model: nn.Module | FlatModel | Tensor, like: FlatModel) -> Tensor:
     """The trainable weights of a model of the same architecture as one vector; a vector stays as it is."""
-    vector = model.detach() if isinstance(model, Tensor) else private_copy(model).theta
-    if vector.shape != like.theta.shape:
-        raise InputError(f"models of one architecture are needed: one has {like.size} weights, one {vector.numel()}")
+    if isinstance(model, Tensor):
+        vector = model.detach()
+        same = vector.shape == like.theta.shape
+    else:
+        other = private_copy(model)
+        vector, same = other.theta, [span.shape for span in other.spans] == [span.shape for span in like.spans]
+    if not same:
+        raise InputError(
+            f"models of one architecture are needed: one has {like.size} weights, one {vector.numel()}, in other shapes"
+        )
+    if not bool(vector.isfinite().all()):
+        raise InputError("the weights of one of the models are not finite")
     return vector.to(like.theta.dtype)

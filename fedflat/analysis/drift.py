@@ -34,8 +34,9 @@ def client_consistency(
 
 def weight_cosines(clients: Tensor | Sequence[Tensor], server: Tensor) -> Tensor:
     """Cosine of the angle between each client's weights and the server's."""
-    rows = _rows(clients)
-    reference = server.double()
+    rows, reference = _rows(clients), server.detach().double().reshape(-1)
+    if rows.shape[1] != len(reference):
+        raise InputError(f"the clients have {rows.shape[1]} weights, the server {len(reference)}")
     return torch.div(rows @ reference, rows.norm(dim=1) * reference.norm())
 
 
@@ -47,15 +48,19 @@ def weight_norms(clients: Tensor | Sequence[Tensor]) -> Tensor:
 def _rows(vectors: Tensor | Sequence[Tensor]) -> Tensor:
     if len(vectors) == 0:
         raise InputError("at least one client is needed")
-    rows = vectors if isinstance(vectors, Tensor) else torch.stack([vector.reshape(-1) for vector in vectors])
-    if rows.dim() != 2:
-        raise InputError(f"one vector a client is needed, got a tensor of shape {tuple(rows.shape)}")
-    return rows.detach().double()
+    if not isinstance(vectors, Tensor):
+        vectors = [vector.reshape(-1) for vector in vectors]
+        if len({len(vector) for vector in vectors}) > 1:
+            raise InputError("the clients' vectors must be of one length")
+        vectors = torch.stack(vectors)
+    if vectors.dim() != 2:
+        raise InputError(f"one vector a client is needed, got a tensor of shape {tuple(vectors.shape)}")
+    return vectors.detach().double()
 
 
 def _weighted(vectors: Tensor | Sequence[Tensor], weights: Sequence[float] | None) -> tuple[Tensor, Tensor]:
     rows = _rows(vectors)
     p = torch.ones(len(rows), dtype=torch.float64) if weights is None else torch.as_tensor(weights, dtype=torch.float64)
-    if len(p) != len(rows) or bool((p < 0).any()) or float(p.sum()) <= 0:
+    if len(p) != len(rows) or not bool((p >= 0).all()) or float(p.sum()) <= 0:
         raise InputError(f"{len(rows)} weights that are not negative and not all zero are needed")
     return rows, p / p.sum()

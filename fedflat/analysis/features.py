@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable
 from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from fedflat.analysis.protocol import Options, Problem, Protocol, opened, suited
+from fedflat.data.federation import IGNORED
 from fedflat.errors import InputError, UnknownNameError
+from fedflat.extras import needed
 from fedflat.flat import FlatModel
+from fedflat.scoring import judge
 
 LAYERS = ("logits", "penultimate")
 
@@ -44,6 +45,27 @@ def features_of(problem: Problem, layer: str) -> tuple[Tensor, Tensor]:
     return torch.cat(rows), torch.cat([y for _, y in problem.batches])
 
 
+def class_scores(
+    model: nn.Module | FlatModel, data: Any, needed_for: str, **options: Unpack[Options]
+) -> tuple[Tensor, Tensor]:
+    """Scores of the classes and labels, one a row: of every sample, or every place of an image or a sequence.
+
+    Labels of −100 are left out, as cross-entropy does. needed_for: what to call the analysis in an error.
+    """
+    found: list[tuple[Tensor, Tensor]] = []
+    with opened(model, data, Protocol.of(options)) as problem, torch.no_grad():
+        for x, y in problem.batches:
+            output = problem.flat.module(suited(x, problem.flat.theta))
+            if not judge(output, y)[1]:
+                raise InputError(
+                    f"{needed_for} needs scores of shape (batch, classes, …) and integer labels (batch, …)"
+                )
+            kept = y != IGNORED
+            found.append((output.movedim(1, -1)[kept], y[kept]))
+    scores, labels = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return scores, labels
+
+
 def feature_norm(
     model: nn.Module | FlatModel, data: Any, *, layer: str = "logits", **options: Unpack[Options]
 ) -> float:
@@ -57,7 +79,7 @@ def silhouette(rows: Tensor, labels: Tensor) -> float:
 
     1 where classes are tight and far apart, below 0 where they are mixed. A class of one sample counts 0.
     """
-    classes, own, counts = _classes(labels)
+    classes, own, counts = _classes(rows, labels)
     totals = torch.stack([_distances(rows, rows[own == c]).sum(1) for c in range(len(classes))], 1)
     place = torch.arange(len(rows))
     inside = totals[place, own] / (counts[own] - 1).clamp_min(1)
@@ -70,13 +92,15 @@ def silhouette(rows: Tensor, labels: Tensor) -> float:
 
 def nearest_centroid_accuracy(rows: Tensor, labels: Tensor) -> float:
     """Share of samples nearer to the mean of their own class than to any other's."""
-    classes, own, _ = _classes(labels)
+    classes, own, _ = _classes(rows, labels)
     centres = torch.stack([rows[own == c].double().mean(0) for c in range(len(classes))])
     return float((_distances(rows, centres).argmin(1) == own).double().mean())
 
 
-def _classes(labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _classes(rows: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The classes, each sample's place among them, and their sizes."""
+    if labels.shape != rows.shape[:1]:
+        raise InputError(f"one label a row is needed: {len(rows)} rows have labels of shape {tuple(labels.shape)}")
     classes, own, counts = torch.unique(labels, return_inverse=True, return_counts=True)
     if len(classes) < 2:
         raise InputError("at least two classes are needed to say how far apart they are")
@@ -89,17 +113,10 @@ def _distances(a: Tensor, b: Tensor) -> Tensor:
 
 def tsne(rows: Tensor, *, perplexity: float = 30.0, seed: int = 0) -> Tensor:
     """The rows in two dimensions by t-SNE, which needs scikit-learn."""
-    make = _sklearn_tsne()
-    if len(rows) <= perplexity:
-        raise InputError(f"t-SNE of {len(rows)} samples needs a perplexity below that; got {perplexity}")
-    embedding = make(perplexity=perplexity, random_state=seed, init="pca").fit_transform(rows.double().numpy())
-    return torch.as_tensor(embedding)
-
-
-def _sklearn_tsne() -> Callable[..., Any]:
-    try:
-        manifold = importlib.import_module("sklearn.manifold")
-    except ImportError:
-        raise InputError("t-SNE needs scikit-learn: pip install 'fedflat[report]'") from None
-    made: Callable[..., Any] = manifold.TSNE
-    return made
+    manifold = needed("sklearn.manifold", "scikit-learn, which t-SNE needs,", "report")
+    threads = needed("threadpoolctl", "threadpoolctl", "report")
+    if len(rows) <= max(perplexity, 1):
+        raise InputError(f"t-SNE of {len(rows)} samples needs more of them or a perplexity below; got {perplexity}")
+    with threads.threadpool_limits(1):  # on a busy machine several wait for each other
+        made = manifold.TSNE(perplexity=perplexity, random_state=seed, init="pca")
+        return torch.as_tensor(made.fit_transform(rows.double().numpy()))

@@ -45,7 +45,8 @@ def landscape_2d(
     **options: Unpack[Options],
 ) -> Landscape:
     """The same over two directions. points: a side; 51 by default, 41 along eigenvectors."""
-    points = points or (41 if direction == "eigen" else 51)
+    if points is None:
+        points = 41 if direction == "eigen" else 51
     with opened(model, data, Protocol.of(options)) as problem:
         return _around(problem, test, direction, 2, points, radius)
 

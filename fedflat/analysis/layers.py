@@ -9,7 +9,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
-from fedflat.analysis.hvp import Hessian
+from fedflat.analysis.hvp import PRODUCT, Hessian
 from fedflat.analysis.lanczos import extreme_eigenpairs, first_steps
 from fedflat.analysis.progress import announce, tracked
 from fedflat.analysis.protocol import Conditions, Options, Problem, Protocol, opened, suited
@@ -81,7 +81,7 @@ def layer_curvature(
         groups = _chosen(layer_groups(problem.flat, granularity), layers)
         moments = input_moments(problem, [group.module for group in groups])
         expected = sum(first_steps(group.size, 1) + probes for group in groups)
-        announce("layer curvature", expected, 1.8 * problem.seconds)
+        announce(protocol.progress, "layer curvature", expected, PRODUCT * problem.seconds)
         rows = []
         with tracked(protocol.progress, "layer curvature", expected) as step:
             for group in groups:
@@ -114,9 +114,10 @@ def channel_curvature(
             chosen = range(count) if channels is None else channels
             if any(not 0 <= channel < count for channel in chosen):
                 raise InputError(f"layer {layer!r} has channels 0 to {count - 1}, got {list(chosen)}")
-            announce("channel curvature", len(chosen) * (40 + probes), hessian.seconds)
+            expected = len(chosen) * (first_steps(hessian.size // count, 1) + probes)
+            announce(protocol.progress, "channel curvature", expected, hessian.seconds)
             rows = []
-            with tracked(protocol.progress, "channel curvature", len(chosen) * (40 + probes)) as hessian.step:
+            with tracked(protocol.progress, "channel curvature", expected) as hessian.step:
                 for channel in chosen:
                     block = Block(hessian, _channel_positions(hessian, channel))
                     name = f"{layer}[{channel}]"

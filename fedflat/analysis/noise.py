@@ -46,7 +46,7 @@ def noise_curve(
     model: AnyModel,
     data: Any,
     *,
-    ratios: Sequence[float] = RATIOS,
+    ratios: Sequence[float] | Tensor = RATIOS,
     draws: int = 10,
     per_layer: bool = False,
     **options: Unpack[Options],
@@ -55,15 +55,17 @@ def noise_curve(
 
     per_layer: scale each tensor of the noise to the length of the model's own instead of the whole vector.
     """
-    if draws < 1 or not ratios:
+    if draws < 1 or not len(ratios):
         raise InputError("at least one draw and one ratio are needed")
     with opened(model, data, Protocol.of(options)) as problem:
         origin = problem.flat.theta.clone()
         noises = [noise_direction(problem.flat, problem.protocol.seed, draw, per_layer) for draw in range(draws)]
-        places = [[r if place == draw else 0.0 for place in range(draws)] for draw in range(draws) for r in ratios]
+        places = [
+            [r if place == draw else 0.0 for place in range(draws)] for draw in range(draws) for r in map(float, ratios)
+        ]
         rows = survey(problem, None, places, origin, noises).reshape(draws, len(ratios), 2)
         mean, deviation = rows.mean(0), rows.std(0, correction=min(1, draws - 1))
-        steps = torch.tensor(ratios, dtype=torch.float64)
+        steps = torch.as_tensor(ratios, dtype=torch.float64)
         return NoiseCurve(steps, mean[:, 0], deviation[:, 0], mean[:, 1], deviation[:, 1], problem.conditions())
 
 

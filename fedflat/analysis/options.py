@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, TypedDict
@@ -36,7 +37,8 @@ class Protocol:
     bn: "running" statistics of BatchNorm, or those of each "batch", of which nothing is tracked.
     max_samples: look at a fixed random subset of so many samples.
     seed: of that subset and of random probes and directions.
-    batch_size: samples at a time; None chooses by `memory`. Results depend on it by rounding only, but for bn="batch".
+    batch_size: samples at a time, at most: data are cut into equal batches. None chooses by `memory`. Results depend on
+        it by rounding only, but for bn="batch" and `gradient_variance`.
     memory: GiB that activations may take. Batches are cut to fit, and what is needed again at every Hessian product
         is kept where there is room, which makes products faster by half. Vectors of the model's size come on top.
     workers: processes of one thread; 1 computes in this one, 0 uses every core. The result does not depend on it.
@@ -55,8 +57,10 @@ class Protocol:
     def __post_init__(self) -> None:
         if self.bn not in ("running", "batch"):
             raise UnknownNameError("bn", self.bn, ("running", "batch"))
-        if self.memory <= 0 or (self.batch_size is not None and self.batch_size < 1):
-            raise InputError("memory and batch_size must be positive")
+        if not 0 < self.memory < math.inf:
+            raise InputError(f"memory must be a positive number of GiB, got {self.memory}")
+        if self.batch_size is not None and self.batch_size < 1:
+            raise InputError(f"batch_size must be at least 1, got {self.batch_size}")
         if self.workers < 0:
             raise InputError(f"workers must not be negative, got {self.workers}")
 

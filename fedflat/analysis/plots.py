@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
 
 from fedflat.analysis.features import tsne
 from fedflat.extras import blank_figure
 
 if TYPE_CHECKING:
     from fedflat.analysis.calibration import Calibration
+    from fedflat.analysis.clients import Clients
+    from fedflat.analysis.connectivity import Connectivity
     from fedflat.analysis.curvature import Curvature
     from fedflat.analysis.density import Density
     from fedflat.analysis.layers import LayerTable
     from fedflat.analysis.noise import NoiseCurve
-    from fedflat.analysis.study import Pruned
+    from fedflat.analysis.pruning import PrunedFeatures
+    from fedflat.analysis.rounds import AccuracyOverRounds
+    from fedflat.analysis.signal import GradientSignal
     from fedflat.analysis.survey import Landscape
 
 BLUE, RED, QUIET = "#0072b2", "#d55e00", "#5b6673"
@@ -118,7 +125,7 @@ def calibration_figure(result: Calibration) -> Any:
     return figure
 
 
-def pruning_figure(result: Pruned) -> Any:
+def pruning_figure(result: PrunedFeatures) -> Any:
     """Features of the whole and of the two pruned models in two dimensions by t-SNE, coloured by class."""
     figure = blank_figure(11, 4)
     axes = figure.subplots(1, len(result.features), squeeze=False)[0]
@@ -128,6 +135,59 @@ def pruning_figure(result: Pruned) -> Any:
         place.set_xticks([])
         place.set_yticks([])
         _dress(place, f"{name}\nsilhouette {result.silhouettes[name]:.3f}", "", "")
+    return figure
+
+
+def signal_figure(result: GradientSignal) -> Any:
+    """How many parameters have which r, on logarithmic axes."""
+    figure = blank_figure(5, 4)
+    axes = figure.subplots()
+    ratios = result.ratio[result.ratio > 0].log10().tolist()
+    axes.hist(ratios, bins=50, color=BLUE, log=True)
+    _dress(axes, f"gradient signal, mean r {result.average:.3g}", "log10 r", "parameters")
+    return figure
+
+
+def connectivity_figure(result: Connectivity) -> Any:
+    """The barriers between all pairs."""
+    figure = blank_figure(5, 4.2)
+    _draw_matrix(figure, figure.subplots(), result.barrier, "barrier between two models", range(len(result.barrier)))
+    return figure
+
+
+def clients_figure(result: Clients) -> Any:
+    """Gradient signal at the first and the last local step, and the barriers between the models."""
+    figure = blank_figure(10, 4.2)
+    left, right = figure.subplots(1, 2)
+    names = [str(client) for client in result.clients]
+    for values, colour, label in ((result.first, BLUE, "first step"), (result.last, RED, "last step")):
+        left.plot(names, values, "o", color=colour, label=label)
+    left.legend(frameon=False)
+    _dress(left, "gradient signal Σr", "client", "")
+    _draw_matrix(figure, right, result.lines.barrier, "barrier between two clients", result.clients)
+    return figure
+
+
+def _draw_matrix(figure: Any, axes: Any, values: Tensor, title: str, names: Sequence[int]) -> None:
+    top = float(values.max()) or 1.0  # a scale, too, where there is no barrier at all
+    figure.colorbar(axes.imshow(values.numpy(), cmap="viridis", vmin=0, vmax=top), ax=axes)
+    axes.set_xticks(range(len(values)), list(map(str, names)))
+    axes.set_yticks(range(len(values)), list(map(str, names)))
+    _dress(axes, title, "", "")
+
+
+def rounds_figure(result: AccuracyOverRounds) -> Any:
+    """Accuracy on the common test data, and of every client at every evaluation."""
+    figure = blank_figure(10 if result.rounds else 5, 4.2)
+    axes = figure.subplots(1, 2 if result.rounds else 1, squeeze=False)[0]
+    axes[0].plot([round for round, _ in result.curve], [value for _, value in result.curve], color=BLUE)
+    _dress(axes[0], "accuracy", "round", "")
+    if result.rounds:
+        drawn = axes[1].imshow(result.by_client.T.numpy(), aspect="auto", cmap="viridis", vmin=0, vmax=1)
+        figure.colorbar(drawn, ax=axes[1])
+        shown = range(0, len(result.rounds), -(-len(result.rounds) // 10))
+        axes[1].set_xticks(list(shown), [str(result.rounds[place]) for place in shown])
+        _dress(axes[1], "accuracy of the clients", "round", "client")
     return figure
 
 

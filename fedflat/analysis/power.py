@@ -21,6 +21,8 @@ def power_iteration(
     """
     if not 1 <= k <= like.numel():
         raise InputError(f"k must be from 1 to the number of parameters, {like.numel()}; got {k}")
+    if steps < 1:
+        raise InputError(f"at least one step is needed, got {steps}")
     values, residuals, rows = [], [], like.new_empty(0, like.numel())
     for place in range(k):
         start = torch.randn(like.numel(), generator=streams.torch_stream(seed, "power", place), dtype=torch.float64)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -13,6 +16,7 @@ from torch import Tensor
 from fedflat.analysis.data import Batch, take
 from fedflat.analysis.memory import graph_bytes
 from fedflat.analysis.options import Protocol
+from fedflat.data.federation import IGNORED
 from fedflat.errors import InputError
 from fedflat.flat import FlatModel, Span
 
@@ -55,9 +59,15 @@ class Problem:
         named = dict(self.flat.module.named_parameters())
         return [named[span.name] for span in self.flat.spans]
 
+    @cached_property
+    def _shares(self) -> list[float]:
+        """Of each batch in the mean: by its samples, or by its labels where some are to be ignored."""
+        counts = [len(y) if y.is_floating_point() else int((y != IGNORED).sum()) for _, y in self.batches]
+        return [count / max(sum(counts), 1) for count in counts]
+
     def weight(self, index: int) -> float:
         """Share of a batch in the mean over samples."""
-        return len(self.batches[index][1]) / self.samples
+        return self._shares[index]
 
     def batch_loss(self, index: int) -> Tensor:
         """Mean loss of one batch."""
@@ -66,13 +76,14 @@ class Problem:
 
     def sample_bytes(self) -> int:
         """What the graph of a Hessian product takes for one sample."""
-        x, y = self.batches[0]
+        x, y = max(self.batches, key=lambda batch: len(batch[1]))
 
         def loss(count: int) -> Tensor:
             few = slice(0, count)
             return self.value(self.flat.module(suited(take(x, few), self.flat.theta)), y[few])
 
-        return graph_bytes(loss, self.parameters)
+        with understood():
+            return graph_bytes(loss, self.parameters, len(y))
 
     def value(self, output: Any, y: Tensor) -> Tensor:
         """The loss of an output, with floating-point labels brought to its type."""
@@ -86,13 +97,19 @@ class Problem:
     def evaluate(self) -> tuple[float, Tensor]:
         """Mean loss and gradient over the data."""
         total, gradient = 0.0, torch.zeros_like(self.flat.theta)
-        parameters = self.parameters
         for index in range(len(self.batches)):
-            loss, weight = self.batch_loss(index), self.weight(index)
-            total += weight * loss.item()
-            parts = torch.autograd.grad(loss, parameters, allow_unused=True) if loss.requires_grad else ()
-            add_parts(gradient, self.flat.spans, parts, weight)
+            loss, parts = self.batch_gradient(index)
+            total += self.weight(index) * loss
+            add_parts(gradient, self.flat.spans, parts, self.weight(index))
         return total, gradient
+
+    def batch_gradient(self, index: int) -> tuple[float, tuple[Tensor, ...]]:
+        """Mean loss of one batch and its gradient, a tensor a parameter; none where the loss depends on none."""
+        with understood():
+            loss = self.batch_loss(index)
+            if not loss.requires_grad:
+                return loss.item(), ()
+            return loss.item(), torch.autograd.grad(loss, self.parameters, materialize_grads=True)
 
     def check(self) -> None:
         """Refuse a loss that is not finite, or that has other bits the second time."""
@@ -120,6 +137,19 @@ class Problem:
         mode = f"eval, BatchNorm by {self.protocol.bn} statistics"
         kind = str(self.flat.theta.dtype).removeprefix("torch.")
         return Conditions(self.samples, self.flat.size, self.protocol.seed, mode, self.loss, kind)
+
+
+@contextmanager
+def understood() -> Iterator[None]:
+    """What a model or a loss says of data that it cannot take, as an error of ours."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (IndexError, RuntimeError, TypeError, ValueError) as error:
+        raise InputError(
+            f"the model or the loss cannot take the data: {error}; check the shapes, the labels and loss=…"
+        ) from error
 
 
 def suited(x: Any, like: Tensor) -> Any:

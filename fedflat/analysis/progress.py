@@ -13,6 +13,7 @@ from fedflat.report.words import clock
 
 log = logging.getLogger(__name__)
 PAUSE = 30.0  # seconds between two lines
+LONG = 5.0  # seconds; what takes less is over before an estimate is read
 Progress = bool | Callable[[int, int], None]
 
 
@@ -67,7 +68,13 @@ def _bar(label: str, total: int) -> Iterator[Callable[[], None]]:
         yield lambda: bars.advance(task)
 
 
-def announce(label: str, steps: int, seconds: float, note: str = "") -> None:
-    """Log what is about to be computed and about how long it takes. seconds: of one step."""
+def announce(progress: Progress, label: str, steps: int, seconds: float, note: str = "") -> None:
+    """Log what is about to be computed and about how long it takes; say so where progress is shown and it is long.
+
+    seconds: of one step.
+    """
     each = f"{seconds:.2g} s each" if seconds >= 0.01 else "a few ms each"
-    log.info("%s: %d steps, %s, about %s in all%s", label, steps, each, clock(steps * seconds), note)
+    line = f"{label}: {steps} steps, {each}, about {clock(steps * seconds)} in all{note}"
+    log.info(line)
+    if progress is True and steps * seconds >= LONG:
+        say(line)

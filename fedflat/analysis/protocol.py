@@ -2,7 +2,8 @@
 
 The model is copied, and only the copy is touched: evaluation mode, dropout off, BatchNorm with its running statistics,
 fixed samples in a fixed order, one thread a process. So the model stays bit for bit as it was, whatever happens, and
-the global generators are put back. Parameters without `requires_grad` are constants.
+the global generators are put back. Parameters without `requires_grad` are constants. Weights of half precision are
+looked at in single precision, which holds them exactly.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def unchecked(model: nn.Module | FlatModel, data: Any, protocol: Protocol) -> Pr
     if protocol.batch_size is not None:
         problem.batches = cut(batches, protocol.batch_size)
     elif protocol.bn != "batch":
-        problem.batches = cut(batches, fitting(problem))
+        problem.batches = cut(batches, fitting(problem), shared=True)
     elif len(batches) == 1 and len(batches[0][1]) > WIDEST:
         raise InputError("bn='batch' depends on what a batch is: give batch_size, or the data as batches")
     return problem
@@ -67,7 +68,7 @@ def private_copy(model: nn.Module | FlatModel, bn: str = "running") -> FlatModel
             "call requires_grad_() on the parameters to be analysed"
         )
     try:
-        flat = FlatModel(copy.deepcopy(module), trainable[0].dtype)
+        flat = FlatModel(copy.deepcopy(module), torch.promote_types(trainable[0].dtype, torch.float32))
     except RuntimeError as error:
         raise InputError(f"{type(module).__name__} cannot be copied ({error}): detach the tensors it keeps") from None
     flat.module.eval()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass, field
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from fedflat.analysis.protocol import private_copy
+from fedflat.analysis.features import features, nearest_centroid_accuracy, silhouette
+from fedflat.analysis.protocol import Options, private_copy
 from fedflat.errors import InputError, UnknownNameError
 from fedflat.flat import FlatModel
 
@@ -49,3 +52,44 @@ def pruned(
             parameter[mask[start : start + parameter.numel()].view(parameter.shape)] = 0
             start += parameter.numel()
     return module
+
+
+@dataclass(frozen=True)
+class PrunedFeatures:
+    """How well classes separate in the features of the model, and without some of its weights (paper 004, fig. 8).
+
+    By model ("whole", "without the smallest", "without the largest"): silhouette and nearest-centroid accuracy.
+    features: rows and labels; a figure shows some of them by t-SNE where scikit-learn is installed.
+    """
+
+    silhouettes: dict[str, float]
+    accuracies: dict[str, float]
+    features: dict[str, tuple[Tensor, Tensor]] = field(repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Numbers only."""
+        return {"silhouettes": self.silhouettes, "accuracies": self.accuracies}
+
+    def plot(self) -> Any:
+        """A matplotlib figure: the features in two dimensions."""
+        from fedflat.analysis.plots import pruning_figure
+
+        return pruning_figure(self)
+
+
+def pruned_features(
+    model: nn.Module | FlatModel, data: Any, share: float = 0.2, **options: Unpack[Options]
+) -> PrunedFeatures:
+    """How well classes separate in the penultimate features, with all weights and without a share of them."""
+    whole = model.module if isinstance(model, FlatModel) else model
+    models = {
+        "whole": whole,
+        "without the smallest": pruned(model, share, which="bottom"),
+        "without the largest": pruned(model, share, which="top"),
+    }
+    found = {name: features(each, data, **options) for name, each in models.items()}
+    return PrunedFeatures(
+        {name: silhouette(*rows) for name, rows in found.items()},
+        {name: nearest_centroid_accuracy(*rows) for name, rows in found.items()},
+        found,
+    )

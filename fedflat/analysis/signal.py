@@ -42,13 +42,22 @@ class GradientSignal:
 
     @property
     def osgr(self) -> float:
-        """One-step generalisation ratio R = Σḡ²/(Σḡ² + Σs²/n): loss won on new data over that won on these."""
-        signal = float(self.mean.square().sum())
-        return signal / (signal + float(self.variance.sum()) / self.samples)
+        """One-step generalisation ratio R = Σḡ²/(Σḡ² + Σs²/n): loss won on new data over that won on these.
+
+        nan where there is no gradient at all.
+        """
+        signal, noise = float(self.mean.square().sum()), float(self.variance.sum()) / self.samples
+        return signal / (signal + noise) if signal + noise else math.nan
 
     def to_dict(self) -> dict[str, Any]:
         """Numbers only."""
         return plain(self, "osgr")
+
+    def plot(self) -> Any:
+        """A matplotlib figure: how many parameters have which r."""
+        from fedflat.analysis.plots import signal_figure
+
+        return signal_figure(self)
 
 
 def gsnr(
@@ -63,17 +72,14 @@ def gsnr(
         raise InputError("a single sample has no batch statistics: use bn='running'")
     moments = Moments()
     with opened(model, data, protocol) as problem:
-        _announce(problem)
+        each = ALONE * problem.seconds / problem.samples
+        announce(protocol.progress, "gradient signal", problem.samples, each)
         with tracked(protocol.progress, "gradient signal", problem.samples) as step:
             for gradients in sample_gradients(problem):
                 moments.add(gradients)
                 for _ in gradients:
                     step()
         return signal_of(moments.mean, moments.variance(), moments.count, debias, problem.conditions())
-
-
-def _announce(problem: Problem) -> None:
-    announce("gradient signal", problem.samples, ALONE * problem.seconds / problem.samples)
 
 
 def signal_of(
@@ -93,8 +99,8 @@ def signal_of(
 
 def signal_from_batches(gradients: Tensor, batch_size: int, debias: bool = False) -> GradientSignal:
     """The same from gradients of equal batches, one a row: s² ≈ batch_size · their variance."""
-    if len(gradients) < 2:
-        raise InputError("a variance needs the gradients of two batches or more")
+    if gradients.dim() != 2 or len(gradients) < 2 or batch_size < 1:
+        raise InputError("a variance needs the gradients of two batches or more, one a row, and their size")
     rows = gradients.double()
     return signal_of(rows.mean(0), batch_size * rows.var(0), batch_size * len(rows), debias)
 

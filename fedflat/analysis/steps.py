@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from fedflat.analysis.protocol import Options, Problem, Protocol, opened
+from fedflat.analysis.protocol import Options, Problem, Protocol, add_parts, opened
 from fedflat.analysis.results import plain
 from fedflat.errors import InputError
 from fedflat.flat import FlatModel
@@ -62,11 +61,13 @@ def gradient_variance(model: nn.Module | FlatModel, data: Any, **options: Unpack
     """
     options.setdefault("batch_size", 50)
     with opened(model, data, Protocol.of(options)) as problem:
-        return variance_of(torch.stack(list(_batch_gradients(problem))))
+        return variance_of(torch.stack([_gradient(problem, index) for index in range(len(problem.batches))]))
 
 
 def variance_of(gradients: Tensor) -> GradientVariance:
     """The same of given gradients, one a row."""
+    if len(gradients) < 2:
+        raise InputError("a variance needs two minibatches or more: give more samples or a smaller batch_size")
     rows = gradients.double()
     mean = rows.mean(0)
     variance = float((rows - mean).square().sum(1).mean())
@@ -74,11 +75,10 @@ def variance_of(gradients: Tensor) -> GradientVariance:
     return GradientVariance(variance, variance / norm if norm else math.nan, len(rows))
 
 
-def _batch_gradients(problem: Problem) -> Iterator[Tensor]:
-    parameters = problem.parameters
-    for index in range(len(problem.batches)):
-        parts = torch.autograd.grad(problem.batch_loss(index), parameters, materialize_grads=True)
-        yield torch.cat([part.reshape(-1) for part in parts])
+def _gradient(problem: Problem, index: int) -> Tensor:
+    gradient = torch.zeros_like(problem.flat.theta)
+    add_parts(gradient, problem.flat.spans, problem.batch_gradient(index)[1], 1.0)
+    return gradient
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,8 @@ def by_movement(weights: Tensor, moved: Tensor, ratio: Tensor, share: float = 0.
     """Compare the parameters by how far they moved. moved: Δw; ratio: r of `gsnr`; share: of most and of least."""
     if not 0 < share <= 0.5:
         raise InputError(f"share must be above 0 and at most 0.5, got {share}")
+    if not weights.shape == moved.shape == ratio.shape or moved.dim() != 1 or not len(moved):
+        raise InputError("weights, moved and ratio must be vectors of one length")
     count = max(1, int(share * len(moved)))
     order = moved.abs().argsort(stable=True)
     least, most = order[:count], order[-count:]

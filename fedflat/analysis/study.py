@@ -12,56 +12,30 @@ import io
 import json
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
-from fedflat import streams
 from fedflat.analysis.behaviour import generalisation
 from fedflat.analysis.calibration import calibration
 from fedflat.analysis.clients import Clients, client_table
 from fedflat.analysis.curvature import curvature, spectrum
-from fedflat.analysis.features import features, nearest_centroid_accuracy, silhouette
 from fedflat.analysis.landscape import interpolate, landscape_1d, landscape_2d, landscape_plane
 from fedflat.analysis.layers import layer_curvature
 from fedflat.analysis.noise import noise_curve
-from fedflat.analysis.plots import pruning_figure
 from fedflat.analysis.progress import Progress
-from fedflat.analysis.pruning import pruned
-from fedflat.data import Federation, load_federation
+from fedflat.analysis.pruning import pruned_features
+from fedflat.analysis.rounds import accuracy_over_rounds
+from fedflat.analysis.subject import Subject, some, subject
 from fedflat.errors import InputError, UnknownNameError
-from fedflat.result import Run, load_run
+from fedflat.result import Run
 from fedflat.store import write_atomically
 
 log = logging.getLogger(__name__)
-Pair = tuple[Tensor, Tensor]
 Headline = dict[str, float]
 CLIENTS = 5  # how many are trained further
-
-
-@dataclass(frozen=True)
-class Subject:
-    """A run to look at: its evaluated model, and some of its training and test data as the model gets them.
-
-    federation: all of its data. seed: of the choice of the samples.
-    """
-
-    run: Run
-    model: nn.Module
-    train: Pair
-    test: Pair | None
-    federation: Federation
-    seed: int = 0
-
-    def require_test(self, what: str) -> Pair:
-        """The test data, or an error that says which analysis needs them."""
-        if self.test is None:
-            raise InputError(f"{what} needs test data, which the data set of {self.run.out} lacks")
-        return self.test
 
 
 @dataclass(frozen=True)
@@ -74,47 +48,12 @@ class Study:
     runs: int = 1
 
 
-@dataclass(frozen=True)
-class Pruned:
-    """How well classes separate in the features of the model, and without a fifth of its weights (paper 004, fig. 8).
-
-    By model ("whole", "without the smallest", "without the largest"): silhouette and nearest-centroid accuracy.
-    features: rows and labels; a figure shows some of them by t-SNE where scikit-learn is installed.
-    """
-
-    silhouettes: dict[str, float]
-    accuracies: dict[str, float]
-    features: dict[str, Pair] = field(repr=False)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Numbers only."""
-        return {"silhouettes": self.silhouettes, "accuracies": self.accuracies}
-
-    def plot(self) -> Any:
-        """A matplotlib figure: the features in two dimensions."""
-        return pruning_figure(self)
-
-
-def _pruning(subject: Subject, **options: Any) -> Pruned:
-    models = {
-        "whole": subject.model,
-        "without the smallest": pruned(subject.model, which="bottom"),
-        "without the largest": pruned(subject.model, which="top"),
-    }
-    found = {name: features(model, subject.train, **options) for name, model in models.items()}
-    return Pruned(
-        {name: silhouette(*rows) for name, rows in found.items()},
-        {name: nearest_centroid_accuracy(*rows) for name, rows in found.items()},
-        found,
-    )
-
-
 def _clients(subject: Subject, **options: Any) -> Clients:
     """Some clients, spread evenly, on as many of their samples as there are of the common training data at most."""
     federation, count = subject.federation, len(subject.train[1])
     chosen = np.unique(np.linspace(0, subject.run._server.clients - 1, CLIENTS).astype(int)).tolist()
     dtype = subject.train[0].dtype
-    data = [_some(federation, [federation.samples(client)], count, subject.seed, dtype) for client in chosen]
+    data = [some(federation, [federation.samples(client)], count, subject.seed, dtype) for client in chosen]
     return client_table(subject.run, federation, chosen, data, **options)
 
 
@@ -125,7 +64,7 @@ def _sharpness(found: Any) -> Headline:
 
 
 def _rise(found: Any) -> Headline:
-    """How much the mean loss over the picture lies above that of the model."""
+    """Lowest and mean loss over the picture."""
     values = found.loss.flatten()
     return {"loss, lowest": float(values.min()), "loss, mean": float(values.mean())}
 
@@ -167,7 +106,7 @@ STUDIES: dict[str, Study] = {
     "noise": Study(
         "loss under Gaussian noise of growing size on the weights",
         lambda s, **options: noise_curve(s.model, s.train, **options),
-        lambda found: {f"loss at noise {r:g}": float(v) for r, v in zip(found.ratios, found.loss, strict=True)},
+        lambda found: {f"loss at noise {r / 10}": float(found.loss[r]) for r in (0, 2, 5, 10)},
     ),
     "calibration": Study(
         "confidence against accuracy on the test data",
@@ -179,9 +118,19 @@ STUDIES: dict[str, Study] = {
         lambda s, **options: generalisation(s.model, s.train, s.require_test("generalisation"), **options),
         lambda found: {"loss gap": found.loss_gap, "accuracy gap": found.accuracy_gap},
     ),
+    "rounds": Study(
+        "accuracy over the rounds as recorded: tail average, and what clients forget",
+        lambda s, **options: accuracy_over_rounds(s.run),
+        lambda found: {
+            "final accuracy": found.final,
+            "best": found.best,
+            "last 100 rounds": found.tail,
+            "forgotten by clients": found.mean_forgotten,
+        },
+    ),
     "pruning": Study(
         "how classes separate without the smallest and the largest weights",
-        _pruning,
+        lambda s, **options: pruned_features(s.model, s.train, **options),
         lambda found: {f"silhouette, {name}": value for name, value in found.silhouettes.items()},
     ),
     "clients": Study(
@@ -229,6 +178,8 @@ def study(
     (JSON, CSV) and figures (PNG, SVG) into a folder `analysis` of the run; of analyses of several runs, into that of
     the first.
     """
+    if not what:
+        raise InputError(f"name the analyses to make: {', '.join(STUDIES)}")
     for name in what:
         if name not in STUDIES:
             raise UnknownNameError("analysis", name, STUDIES)
@@ -243,7 +194,8 @@ def study(
     for name in what:
         for group in [pairs] if STUDIES[name].runs > 1 else [[pair] for pair in pairs]:
             looked = [one for _, one in group]
-            result = STUDIES[name].look(*looked, seed=seed, workers=workers, memory=memory, progress=progress)
+            options = {"loss": looked[0].run._task.criterion, "seed": seed, "workers": workers, "memory": memory}
+            result = STUDIES[name].look(*looked, progress=progress, **options)
             headline = STUDIES[name].headline(result)
             names = [label for label, _ in group]
             found.setdefault(name, {})[" / ".join(names)] = headline
@@ -258,46 +210,6 @@ def _labels(runs: Sequence[Run | str | Path]) -> list[str]:
     paths = [run.out if isinstance(run, Run) else Path(run) for run in runs]
     names = [path.name if path else "in memory" for path in paths]
     return [str(path) if path and names.count(path.name) > 1 else name for path, name in zip(paths, names, strict=True)]
-
-
-def subject(
-    run: Run | str | Path,
-    *,
-    federation: Federation | None = None,
-    root: str | Path | None = None,
-    samples: int = 2000,
-    seed: int = 0,
-) -> Subject:
-    """A run with some of its data. federation: the data it was run on, if they were your own."""
-    loaded = run if isinstance(run, Run) else load_run(run)
-    if federation is None:
-        e = loaded.experiment
-        federation = load_federation(e.data, e.partition, e.clients, e.seed, root, e.augment, e.local_holdout)
-        if loaded._inputs and loaded._inputs["data"] != federation.fingerprint():
-            raise InputError(
-                f"{loaded.out} was run on other data than {e.data!r} here, perhaps your own: call the functions of "
-                "fedflat.analysis with them, or subject(run, federation=…)"
-            )
-    dtype = getattr(torch, loaded.experiment.dtype)
-    test = None if federation.test is None else _some(federation, [federation.test], samples, seed, dtype)
-    clients = [federation.samples(client) for client in range(len(federation))]
-    train = _some(federation, clients, samples, seed, dtype)
-    return Subject(loaded, loaded.model, train, test, federation, seed)
-
-
-def _some(federation: Federation, sets: Sequence[Any], count: int, seed: int, dtype: torch.dtype) -> Pair:
-    """A fixed random subset of all samples, in order, as the model gets them in evaluation."""
-    ends = np.cumsum([len(each) for each in sets])
-    stream = streams.numpy_stream(seed, "analysis")
-    chosen = np.sort(stream.choice(ends[-1], min(count, int(ends[-1])), replace=False))
-    owner = np.searchsorted(ends, chosen, side="right")
-    xs, ys = [], []
-    for place in np.unique(owner).tolist():
-        positions = chosen[owner == place] - (ends[place - 1] if place else 0)
-        x, y = sets[place].batch(torch.from_numpy(positions))
-        xs.append(federation.preprocess(x, None, dtype))
-        ys.append(y)
-    return torch.cat(xs), torch.cat(ys)
 
 
 def store(folder: Path, name: str, result: Any, headline: Headline, runs: Sequence[str]) -> None:

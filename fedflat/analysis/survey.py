@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fedflat.analysis.problem import understood
 from fedflat.analysis.progress import announce, tracked
 from fedflat.analysis.protocol import Conditions, Problem, suited, unchecked
 from fedflat.analysis.results import plain
 from fedflat.analysis.team import Team, shared
 from fedflat.errors import InputError
+from fedflat.scoring import judge
 
 FORWARD = 0.4  # share of a gradient's time that its forward pass takes, roughly
 
@@ -52,7 +54,7 @@ class Landscape:
 def scores(problem: Problem) -> tuple[float, float]:
     """Mean loss and share of wrong labels at the present weights."""
     loss = error = 0.0
-    with torch.no_grad():
+    with torch.no_grad(), understood():
         for index, (x, y) in enumerate(problem.batches):
             output, weight = problem.flat.module(suited(x, problem.flat.theta)), problem.weight(index)
             loss += weight * float(problem.value(output, y))
@@ -62,9 +64,8 @@ def scores(problem: Problem) -> tuple[float, float]:
 
 def wrong(output: Any, y: Tensor) -> float:
     """Share of labels that are not the class of the highest score; nan where that makes no sense."""
-    if not isinstance(output, Tensor) or output.dim() < 2 or y.is_floating_point() or output.dim() != y.dim() + 1:
-        return math.nan
-    return float((output.argmax(1) != y).double().mean())
+    correct, judged = judge(output, y)
+    return 1 - correct / judged if judged else math.nan
 
 
 def survey(
@@ -94,7 +95,9 @@ def survey(
         rows[number] = torch.tensor([value for each in problems for value in scores(each)], dtype=torch.float64)
 
     with Team(visit, len(points), problem.protocol.workers) as team:
-        announce("landscape", len(points), FORWARD * problem.seconds * len(problems) / team.size)
+        announce(
+            problem.protocol.progress, "landscape", len(points), FORWARD * problem.seconds * len(problems) / team.size
+        )
         with tracked(problem.protocol.progress, "landscape", len(points)) as step:
             team.run(lambda job: step())
     return rows.clone()

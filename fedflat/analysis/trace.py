@@ -102,7 +102,7 @@ def hessian_diagonal(
 def _estimate(model: Any, data: Any, probes: int, tol: float, diagonal: bool, options: Options) -> TraceEstimate:
     protocol = Protocol.of(options)
     with opened(model, data, protocol) as problem, Hessian(problem) as hessian:
-        announce("trace", probes, hessian.seconds)
+        announce(protocol.progress, "trace", probes, hessian.seconds)
         with tracked(protocol.progress, "trace", probes) as hessian.step:
             found = hutchinson(
                 hessian, problem.flat.theta, probes=probes, tol=tol, diagonal=diagonal, seed=protocol.seed

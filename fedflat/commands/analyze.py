@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from fedflat.calls import split
 from fedflat.commands.parser import Parser, add_data_root
@@ -16,7 +17,7 @@ WHAT = "curvature,landscape"
 
 def configure(parser: Parser) -> None:
     """Add the options."""
-    parser.add_argument("runs", nargs="*", metavar="RUN", help="run folders")
+    parser.add_argument("runs", nargs="*", metavar="RUN", help="run folders, or folders of them")
     parser.add_argument("--what", metavar="LIST", default=WHAT, help=f"analyses, with commas between them [{WHAT}]")
     parser.add_argument("--list", action="store_true", help="list the analyses there are")
     add_data_root(parser)
@@ -31,13 +32,15 @@ def execute(arguments: argparse.Namespace) -> int:
     """Analyse, and compare the runs."""
     from fedflat.analysis.study import study
     from fedflat.errors import InputError
+    from fedflat.report.records import expand
 
     if arguments.list:
         return _list_studies()
     if not arguments.runs:
         raise InputError("name the run folders to look at, such as runs/first (--list shows the analyses)")
+    runs = [str(folder) for run in arguments.runs for folder in expand(Path(run))]
     found = study(
-        arguments.runs,
+        runs,
         split(arguments.what),
         root=arguments.data_root,
         samples=arguments.samples,
@@ -46,7 +49,7 @@ def execute(arguments: argparse.Namespace) -> int:
         memory=arguments.memory,
         progress=True,
     )
-    _show(found, arguments.runs)
+    _show(found, runs)
     return 0
 
 

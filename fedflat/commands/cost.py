@@ -107,12 +107,13 @@ def measured(experiments: dict[str, Experiment], arguments: argparse.Namespace) 
     from fedflat.cost import cost_of, in_turns
     from fedflat.cost.step import synthetic
     from fedflat.report.terminal import say
+    from fedflat.report.words import amount
 
     shape, rounds = (3, arguments.image, arguments.image), arguments.rounds
     rows = []
     for method, experiment in experiments.items():
         cost = cost_of(experiment, shape, arguments.classes)
-        say(f"{method}: {cost.macs / 1e6:.1f} M operations a sample")
+        say(f"{method}: {amount(cost.macs)} operations a sample")
         rows.append({"method": method, "model": experiment.model, **vars(cost)})
     if rounds:
         federation = synthetic(shape, arguments.classes, CLIENTS, arguments.samples)
@@ -166,8 +167,13 @@ def _show(rows: list[Row], arguments: argparse.Namespace, environment: dict[str,
 
 
 def _cells(row: Row) -> list[str]:
+    from fedflat.report.words import number
+
     def millions(value: float | None, digits: int) -> str:
-        return "–" if value is None else f"{value / 1e6:.{digits}f}"
+        if value is None:
+            return "–"
+        text = f"{value / 1e6:.{digits}f}"
+        return text if float(text) else number(value / 1e6)  # small networks have thousands
 
     def spread(name: str) -> str:
         deviation = row.get(f"{name}_std")
@@ -179,7 +185,7 @@ def _cells(row: Row) -> list[str]:
         row["method"],
         *(millions(row["macs"], 1), millions(row["paper_macs"], 1)),
         *(millions(row["weights"], 2), millions(row["paper_weights"], 2), millions(row["parameters"], 2)),
-        f"{row['memory'] / 1e6:.0f} MB",
+        f"{number(row['memory'] / 1e6)} MB",
         *(spread("seconds"), spread("ratio"), "–" if ratio is None else f"{ratio:.2f}"),
     ]
 

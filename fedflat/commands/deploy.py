@@ -17,11 +17,11 @@ from fedflat.errors import InputError
 def configure(parser: Parser) -> None:
     """Add what to do, where, and the experiment."""
     parser.usage = "fedflat deploy init DIR [FILE.toml] [--preset NAME] [--host HOST,…] [--field value …]"
-    parser.add_argument("action", choices=["init"], help="init: write a project")
+    parser.add_argument("action", metavar="init", choices=["init"], help="write a project")
     parser.add_argument("folder", metavar="DIR", help="folder for it, new or empty")
     hosts = "names and addresses of the server, for its certificate [127.0.0.1,localhost]"
     parser.add_argument("--host", metavar="LIST", default="127.0.0.1,localhost", help=hosts)
-    add_experiment(parser, "not used here")
+    add_experiment(parser)
 
 
 def execute(arguments: argparse.Namespace) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from fedflat.commands.parser import Parser
-from fedflat.errors import UnknownNameError
+from fedflat.errors import InputError, UnknownNameError
 
 Row = tuple[str, str, str]
 Maker = Callable[..., Any]
@@ -32,6 +32,8 @@ def configure(parser: Parser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Print the table, or what there is to say of one name."""
+    if arguments.what in ELSEWHERE:
+        raise InputError(f"{arguments.what} are listed by `{ELSEWHERE[arguments.what]}`")
     if arguments.what not in KINDS:
         raise UnknownNameError("list", arguments.what, KINDS)
     kind, what = KINDS[arguments.what], arguments.what.removesuffix("s")
@@ -78,6 +80,7 @@ KINDS = {
     "data": Kind(_data, skip=1),
     "partitions": Kind(_partitions, skip=3),
 }
+ELSEWHERE = {"presets": "fedflat presets", "tables": "fedflat reproduce", "analyses": "fedflat analyze --list"}
 
 
 def described(name: str, maker: Maker, skip: int = 0) -> Row:

@@ -32,7 +32,15 @@ def execute(arguments: argparse.Namespace) -> int:
     else:
         rows = [_row(preset) for preset in all_presets().values()]
         console().print(plain_table(("preset", "tables", "about"), rows))
+        tell("\n".join(papers()))
     return 0
+
+
+def papers() -> list[str]:
+    """The papers behind the numbers in names of presets and tables, a line each."""
+    from fedflat.presets import all_presets
+
+    return list(dict.fromkeys(f"paper {preset.paper}: {preset.title}" for preset in all_presets().values()))
 
 
 def _row(preset: Preset) -> tuple[str, str, str]:

@@ -73,8 +73,9 @@ def _notes(table: Table, cells: list[Cell], scale: str) -> list[str]:
 
 
 def _list_tables() -> int:
+    from fedflat.commands.presets import papers
     from fedflat.presets.table import load_table, table_files
-    from fedflat.report.terminal import console, plain_table
+    from fedflat.report.terminal import console, plain_table, tell
 
     rows = []
     for name in table_files():
@@ -83,6 +84,7 @@ def _list_tables() -> int:
         cells = sum(bool(figure) for figures in table.figures.values() for figure in figures)
         rows.append((name, table.title, str(cells), scales))
     console().print(plain_table(("table", "about", "cells", "scales besides full"), rows, numbers=(2,)))
+    tell("\n".join(papers()))
     return 0
 
 

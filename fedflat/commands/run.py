@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from fedflat.calls import split
 from fedflat.commands.callbacks import add_callbacks, callbacks_of, track_finished
 from fedflat.commands.parser import Parser, add_data_root
+from fedflat.errors import InputError
 from fedflat.experiment import Experiment, check_names, field_type, read_toml
 from fedflat.grid import combinations
 from fedflat.naming import default_out
@@ -47,16 +48,18 @@ def configure(parser: Parser) -> None:
     parser.add_argument("--ray-address", metavar="HOST:PORT", help=RAY)
     add_callbacks(parser)
     parser.add_argument("--quiet", action="store_true", help="no progress and no table; print the run folder only")
-    add_experiment(parser, "run folder, of a grid the folder of its runs; under runs/ by default")
+    parser.add_argument(
+        "--out", metavar="DIR", help="run folder, of a grid the folder of its runs; under runs/ by default"
+    )
+    add_data_root(parser)
+    add_experiment(parser)
 
 
-def add_experiment(parser: Parser, out: str) -> None:
-    """Add what describes experiments: a file, a preset, the fields, and folders. out: what --out is for."""
+def add_experiment(parser: Parser) -> None:
+    """Add what describes experiments: a file, a preset and the fields."""
     parser.unknown = "field"
     parser.add_argument("file", nargs="?", metavar="FILE.toml", help="fields of the experiment")
     parser.add_argument("--preset", metavar="NAME", default="", help="a set-up of a paper; see `fedflat presets`")
-    parser.add_argument("--out", metavar="DIR", help=out)
-    add_data_root(parser)
     group: Any = parser
     for spec in fields(Experiment):
         if spec.name in GROUPS:
@@ -75,7 +78,7 @@ def _add_field(parser: Parser, group: Any, spec: Field[Any]) -> None:
 
 def experiments_of(arguments: argparse.Namespace) -> list[Experiment]:
     """The experiments that a preset, a file and options describe together; options win, then the file."""
-    values = read_toml(arguments.file) if arguments.file else {}
+    values = read_toml(_no_folder(arguments.file)) if arguments.file else {}
     check_names(values)
     given = {name: value for name, value in vars(arguments).items() if name in Experiment.__dataclass_fields__}
     make: Callable[..., Experiment] = Experiment
@@ -84,6 +87,15 @@ def experiments_of(arguments: argparse.Namespace) -> list[Experiment]:
 
         make = load_preset(arguments.preset).make
     return [make(**values | point) for point in combinations(given)]
+
+
+def _no_folder(file: str) -> str:
+    """The name of a file; of a run folder, how to go on with the run."""
+    if Path(file).is_dir():
+        run = Path(file, "experiment.toml")
+        remedy = f"to go on with its run: fedflat run {run} --out {file}" if run.exists() else "name a TOML file"
+        raise InputError(f"{file} is a folder; {remedy}")
+    return file
 
 
 def execute(arguments: argparse.Namespace) -> int:

@@ -12,7 +12,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedflat.commands.parser import Parser
+from fedflat.commands.parser import Parser, add_data_root
 from fedflat.commands.run import add_experiment, experiments_of, prepare
 from fedflat.errors import InputError
 from fedflat.naming import default_out, digest
@@ -30,7 +30,9 @@ def configure(parser: Parser) -> None:
     add("--trials", metavar="N", type=int, default=20, help="how many trials there are to be in all [20]")
     add("--metric", metavar="NAME", default="accuracy", help="what is to be high, or low if it is a loss [accuracy]")
     add("--no-prune", action="store_true", help="run every trial to its end")
-    add_experiment(parser, "folder of the trials' runs; under runs/ by default")
+    add("--out", metavar="DIR", help="folder of the trials' runs; under runs/ by default")
+    add_data_root(parser)
+    add_experiment(parser)
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -39,13 +41,13 @@ def execute(arguments: argparse.Namespace) -> int:
 
     search = _opened(arguments)
     _run_trials(search, arguments.trials, root=arguments.data_root, preset=arguments.preset)
-    console().print(plain_table(*_table(search)))
+    console().print(plain_table(*_table(search), numbers=range(1 + len(search.dimensions))))
     best = search.best()
     if best is None:
         say("no trial was complete")
         return 1
     file = search.out / "best.toml"
-    file.write_text(best.to_toml())
+    file.write_text(best.to_toml(), encoding="utf-8")
     say(f"best: {file}; on other seeds: fedflat run {file} --seed 1..3")
     return 0
 

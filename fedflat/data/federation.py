@@ -63,6 +63,9 @@ class Federation:
     def __len__(self) -> int:
         return len(self._train)
 
+    def __repr__(self) -> str:
+        return f"Federation({self.name!r}, {len(self)} clients)"
+
     def samples(self, client: int) -> Samples:
         """Training data of a client."""
         return as_samples(self._train[client], f"client {client}")
@@ -121,7 +124,7 @@ class Federation:
         return out
 
     def check(self, classes_out: int | None = None) -> None:
-        """Refuse an empty client, and a label beyond a model's `classes_out` outputs, naming the client.
+        """Refuse an empty client or test set, and a label beyond a model's `classes_out` outputs, naming the client.
 
         Work is bounded: of a lazy sequence of clients the first thousand are read, of a map-style dataset
         some samples.
@@ -131,6 +134,8 @@ class Federation:
         if (sizes == 0).any():
             client = int((sizes == 0).argmax())
             raise InputError(f"client {client} has no training samples; leave it out, or divide the data otherwise")
+        if self.test is not None and len(self.test) == 0:
+            raise InputError("the test set is empty; give it samples, or leave it out")
         self._check_client_tests()
         if classes_out is None:
             return

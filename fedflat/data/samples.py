@@ -32,6 +32,8 @@ class TensorSamples:
     """
 
     def __init__(self, x: Tensor, y: Tensor, indices: Tensor | None = None) -> None:
+        if x.dim() == 0 or y.dim() == 0:
+            raise InputError("x and y need a dimension that counts samples; train takes one entry a client")
         if len(x) != len(y):
             raise InputError(f"{len(x)} inputs but {len(y)} targets: one target a sample is needed")
         self.x, self.y, self.indices = x, y, indices
@@ -66,7 +68,11 @@ class DatasetSamples:
 
     def batch(self, indices: Tensor) -> tuple[Any, Tensor]:
         """Inputs and targets at these positions."""
-        x, y = default_collate([self.dataset[i] for i in indices.tolist()])
+        rows = [self.dataset[i] for i in indices.tolist()]
+        if not (isinstance(rows[0], (tuple, list)) and len(rows[0]) == 2):
+            kind = type(rows[0]).__name__
+            raise InputError(f"a sample must be a pair (x, y), not a {kind}: wrap the data set in one that gives pairs")
+        x, y = default_collate(rows)
         return x, torch.as_tensor(y)
 
 
@@ -82,12 +88,14 @@ def as_samples(data: Any, where: str) -> Samples:
             x, y = (torch.as_tensor(part) for part in data)
             # Losses want class labels as int64, arrays often hold narrower ones.
             return TensorSamples(x, y if y.is_floating_point() else y.to(torch.int64))
-        except (InputError, TypeError) as error:
+        except (ValueError, TypeError) as error:  # such as strides that PyTorch cannot have
             raise InputError(f"{where}: {error}") from None
     if hasattr(data, "__len__") and hasattr(data, "__getitem__") and not isinstance(data, (str, dict)):
         return DatasetSamples(data)
+    remedy = "; give its .dataset" if hasattr(data, "dataset") else ""
+    kind = type(data).__name__
     raise InputError(
-        f"{where}: expected a pair (x, y) of tensors or a map-style dataset of such pairs, got {type(data).__name__}"
+        f"{where}: expected a pair (x, y) of tensors or a map-style dataset of such pairs, got {kind}{remedy}"
     )
 
 

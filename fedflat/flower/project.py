@@ -145,4 +145,4 @@ def write_project(folder: Path, experiment: Experiment, hosts: Sequence[str] = (
         ".gitignore": "keys/\nflower/\nrun/\nsimulated/\nstate/\nfedflat-state/\n",
     }
     for name, text in texts.items():
-        (folder / name).write_text(text)
+        (folder / name).write_text(text, encoding="utf-8")

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from importlib.metadata import entry_points
+from inspect import get_annotations
 
 from fedflat import calls
-from fedflat.errors import InputError
-from fedflat.method import Part
+from fedflat.errors import InputError, nearest
+from fedflat.method import SLOTS, Part
 from fedflat.parts.adabest import AdaBest
 from fedflat.parts.attack import Attack
 from fedflat.parts.const import Const
@@ -78,8 +79,20 @@ def register(part: type[Part]) -> type[Part]:
     """Make a part of your own known to method strings under its `name` (usable as a class decorator)."""
     if part.name in {known.name for known in PARTS} | ALIASES.keys():
         raise InputError(f"a part called {part.name!r} exists already; choose another name")
+    _check_spelling(part)
     _registered[part.name] = part
     return part
+
+
+def _check_spelling(part: type[Part]) -> None:
+    """Refuse what would be passed over in silence: a slot misspelt, and fields of a class that is no dataclass."""
+    for name, value in vars(part).items():
+        near = None if name.startswith("_") or name in SLOTS or not callable(value) else nearest(name, SLOTS, 0.85)
+        if near:
+            raise InputError(f"{part.__name__}.{name} fills no slot: did you mean {near!r}?")
+    fields = [name for name, kind in get_annotations(part).items() if "ClassVar" not in str(kind)]
+    if fields and "__dataclass_fields__" not in vars(part):
+        raise InputError(f"{part.__name__} has fields but is no dataclass: write @dataclass(frozen=True) above it")
 
 
 @cache

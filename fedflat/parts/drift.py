@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from fedflat.method import Local, Part, Server
+
+if TYPE_CHECKING:
+    from fedflat.task import Task
+
+
+def check_split(task: Task, part: Part, clip_split: bool) -> None:
+    """Refuse a weight decay that would draw to zero what stays with the clients, where no pull undoes it."""
+    whole = len(task.private.theta) == 0
+    part.require(
+        whole or not clip_split, "clip_split is for models of which no weights stay with clients: leave it out"
+    )
 
 
 def begin_pull(local: Local, part: Part, alpha: float, clip_split: bool) -> None:
@@ -16,7 +29,7 @@ def begin_pull(local: Local, part: Part, alpha: float, clip_split: bool) -> None
     strength = alpha / local.share
     local.scratch(part)["strength"] = strength
     if clip_split:
-        local.weight_decay += strength
+        local.extra_decay += strength
 
 
 def add_pull(local: Local, part: Part, clip_split: bool) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
 from fedflat.method import Local, Part, Server
-from fedflat.parts.drift import add_pull, begin_pull, remember_drift, step_with_drift
+from fedflat.parts.drift import add_pull, begin_pull, check_split, remember_drift, step_with_drift
+
+if TYPE_CHECKING:
+    from fedflat.task import Task
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,10 @@ class FedDyn(Part):
 
     def __post_init__(self) -> None:
         self.require(self.alpha >= 0, f"alpha must not be negative, got {self.alpha}")
+
+    def check(self, task: Task) -> None:
+        """Refuse published code's clipping where it would do something else."""
+        check_split(task, self, self.clip_split)
 
     def begin(self, local: Local) -> None:
         """Set the strength of the pull."""

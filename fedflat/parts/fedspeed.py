@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
 from fedflat.flat import unit
 from fedflat.method import Evaluate, Local, Part, Server
-from fedflat.parts.drift import add_pull, begin_pull, remember_drift, step_with_drift
+from fedflat.parts.drift import add_pull, begin_pull, check_split, remember_drift, step_with_drift
+
+if TYPE_CHECKING:
+    from fedflat.task import Task
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,10 @@ class FedSpeed(Part):
         self.require(self.alpha >= 0, f"alpha must not be negative, got {self.alpha}")
         self.require(0 <= self.mix <= 1, f"mix must lie between 0 and 1, got {self.mix}")
         self.require(self.server in ("code", "paper"), f"server is 'code' or 'paper', not {self.server!r}")
+
+    def check(self, task: Task) -> None:
+        """Refuse published code's clipping where it would do something else."""
+        check_split(task, self, self.clip_split)
 
     def begin(self, local: Local) -> None:
         """Set the strength of the pull."""

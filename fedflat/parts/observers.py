@@ -6,6 +6,7 @@ of a round into its metrics. What looking costs is there as well, as `watch_seco
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from fedflat.data import Samples
     from fedflat.task import Task
 
+log = logging.getLogger(__name__)
 SAMPLES = 200  # of a client's, at most, that the costly observers look at
 
 
@@ -35,8 +37,14 @@ class Observer(Part):
         return round % self.every == 0 or round == rounds
 
     def observe(self, task: Task, local: Local, samples: Samples) -> Mapping[str, float]:
-        """Figures of a client, in the rounds that are due."""
-        return self.look(task, local, samples) if self.due(local.round, local.rounds) else {}
+        """Figures of a client, in the rounds that are due; none where it cannot be looked at, which stops no run."""
+        if not self.due(local.round, local.rounds):
+            return {}
+        try:
+            return self.look(task, local, samples)
+        except InputError as error:
+            log.warning("no %s of client %d in round %d: %s", self.name, local.client, local.round, error)
+            return {}
 
     def look(self, task: Task, local: Local, samples: Samples) -> Mapping[str, float]:
         """Figures of a client."""
@@ -58,7 +66,7 @@ class Drift(Observer):
 
     def remark(self, server: Server, rows: Sequence[Mapping[str, Any]]) -> Mapping[str, float]:
         """Diversity and consistency of the round."""
-        if not self.due(server.round, server.rounds):
+        if not rows or not self.due(server.round, server.rounds):
             return {}
         weights = [1.0 if server.uniform else float(row["samples"]) for row in rows]
         literal = sum(w * row["update_norm"] ** 2 for w, row in zip(weights, rows, strict=True)) / sum(weights)

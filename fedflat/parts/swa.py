@@ -64,7 +64,8 @@ class SWA(Part):
         first = self.first(rounds)
         self.require(first < rounds, f"start={self.start} is round {first + 1}, after the last of {rounds}")
         if not any(self.due(t, rounds) for t in range(first, rounds)):
-            log.warning("swa: no model is collected in %d rounds; lower start or cycle", rounds)
+            told = "swa: no model is collected in %d rounds, and the one before round %d stays; lower start or cycle"
+            log.warning(told, rounds, first + 1)
 
     def schedule(self, lr: float, server: Server) -> float:
         """The cyclical learning rate."""
@@ -77,7 +78,7 @@ class SWA(Part):
     def conclude(self, server: Server) -> None:
         """Collect."""
         t, state = server.round - 1, server.state(self)
-        if t == self.first(server.rounds):
+        if t >= self.first(server.rounds) and "average" not in state:
             state["average"], state["count"] = server.origin.clone(), torch.zeros(1, dtype=torch.int64)
         if self.due(t, server.rounds):
             count = int(state["count"]) + 1

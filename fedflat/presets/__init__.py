@@ -8,7 +8,6 @@ the authors' code and not in the paper, `chosen` those that are in neither.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
@@ -17,7 +16,7 @@ from typing import Any
 
 from fedflat.calls import Call, parse, parse_sum
 from fedflat.errors import InputError, UnknownNameError
-from fedflat.experiment import IRRELEVANT, Experiment, check_names
+from fedflat.experiment import IRRELEVANT, Experiment, check_names, read_toml
 
 FOLDER = Path(__file__).parent
 Values = Mapping[str, Any]
@@ -113,7 +112,7 @@ def all_presets() -> dict[str, Preset]:
     """All presets by name, in the order of the papers."""
     found: dict[str, Preset] = {}
     for path in sorted(FOLDER.glob("*.toml")):
-        tables = tomllib.loads(path.read_text())
+        tables = read_toml(path)
         paper = {name: tables.pop(name) for name in ("paper", "title")}
         for name in tables:
             found[name] = Preset(id=name, **paper, **_inherited(name, tables))

@@ -22,6 +22,7 @@ from fedflat.report.records import (
     round_reaching,
 )
 from fedflat.report.significance import ENOUGH, compared
+from fedflat.report.words import percent
 
 if TYPE_CHECKING:
     from fedflat.result import Run
@@ -30,7 +31,7 @@ NO_TEST = {"p": None, "test": None, "better": None}
 
 
 def compare(
-    runs: Iterable[Run | Record | str | Path],
+    runs: str | Path | Iterable[Run | Record | str | Path],
     by: str | Sequence[str] = (),
     metric: str = "accuracy",
     targets: Sequence[float] = (),
@@ -120,7 +121,8 @@ def _tails(records: Sequence[Record], metric: str) -> dict[int, float]:
 
 def _notes(rows: Sequence[Row], groups: Mapping[str, Sequence[Record]], metric: str) -> Iterator[str]:
     """What a reader must know of the table, sentence by sentence."""
-    yield f"tail: mean over the last {TAIL:.0%} of the rounds; ±: sample standard deviation over the runs of a row."
+    last = percent(TAIL, 0)
+    yield f"tail: mean over the last {last} of the rounds; ±: sample standard deviation over the runs of a row."
     tests = " or ".join(dict.fromkeys(row["test"] for row in rows if row["p"] is not None))
     if tests:
         yield f"p: two-sided {tests} of the tail averages against the first row, not corrected for the number of rows."

@@ -32,7 +32,9 @@ SECTIONS: tuple[Callable[[Page], Section | None], ...] = (
 SCRIPTS = ("svg.js", "charts.js", "maps.js", "surface.js", "report.js")
 
 
-def report(runs: Iterable[Run | Record | str | Path], path: str | Path = "report.html", title: str = "") -> Path:
+def report(
+    runs: str | Path | Iterable[Run | Record | str | Path], path: str | Path = "report.html", title: str = ""
+) -> Path:
     """Write a page about runs: what was run, who did best, how flat the minima are, what it cost. Returns its path.
 
     runs: runs, run folders, or folders of run folders; they need not be finished, but one must have ended a round.

@@ -125,15 +125,15 @@ def record_of(run: Run | Record | str | Path) -> Record:
     return Record(run.experiment, run.metrics, run.out, run.experiment.method, run.evaluations, run.stopped)
 
 
-def records_of(runs: Iterable[Run | Record | str | Path]) -> list[Record]:
+def records_of(runs: str | Path | Iterable[Run | Record | str | Path]) -> list[Record]:
     """Records of several runs, labelled so that they can be told apart.
 
     A folder of run folders stands for all of them; a folder that is named twice counts once. Files are passed over if
-    there is anything else: `runs/*` names what else lies there as well.
+    there is anything else: `runs/*` names what else lies there as well. A single name needs no list.
     """
-    named, found = list(runs), dict[Path | int, Record]()
+    named, found = [runs] if isinstance(runs, (str, Path)) else list(runs), dict[Path | int, Record]()
     for run in [run for run in named if not _is_file(run)] or named:
-        for each in _expand(Path(run)) if isinstance(run, (str, Path)) else [run]:
+        for each in expand(Path(run)) if isinstance(run, (str, Path)) else [run]:
             found.setdefault(each if isinstance(each, Path) else len(found), record_of(each))
     records = list(found.values())
     return [replace(record, label=label) for record, label in zip(records, labels(records), strict=True)]
@@ -199,7 +199,8 @@ def _is_file(run: Run | Record | str | Path) -> bool:
     return isinstance(run, (str, Path)) and Path(run).is_file()
 
 
-def _expand(path: Path) -> list[Path]:
+def expand(path: Path) -> list[Path]:
+    """The run folders that a name stands for: itself, or those in it."""
     if (path / "experiment.toml").exists():
         return [path]
     if not path.exists():

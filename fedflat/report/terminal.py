@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedflat.report.chart import Curve, chart
 from fedflat.report.records import TAIL, Record, presets
-from fedflat.report.words import MISSING, duration
+from fedflat.report.words import MISSING, duration, percent
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -77,7 +77,7 @@ SPREADS = (("common model", "clients"), ("own models", "personal"))
 def _over_clients(record: Record, prefix: str) -> str:
     """Mean and tails over the clients, each on its own test data."""
     mean, low, top = (score(record.last(f"{prefix}_{name}")) for name in ("mean", "low5", "top5"))
-    return f"mean {mean}, lowest 5 % {low}, highest 5 % {top}"
+    return f"clients' mean {mean}, lowest 5 % {low}, highest 5 % {top}"
 
 
 def result_table(record: Record) -> Table:
@@ -123,7 +123,7 @@ def runs_table(records: Sequence[Record]) -> Table:
 
     heads = ("", "run", "rounds", "last", "best", "at", "tail", "s/round")
     table = plain_table(heads, [], numbers=range(2, len(heads)))
-    notes = [f"tail: mean over the last {TAIL:.0%} of the rounds", *_presets(records)]
+    notes = [f"tail: mean over the last {percent(TAIL, 0)} of the rounds", *_presets(records)]
     table.caption, table.caption_justify = escape("\n".join(notes)), "left"
     for place, record in enumerate(records):
         table.add_row(*_run_row(place, record))

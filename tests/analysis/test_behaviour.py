@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from analysis.worlds import blobs, convnet, flat, images, network
+from analysis.worlds import Places, blobs, convnet, flat, images, network, places
 from fedflat import InputError, analysis
 from fedflat.analysis.calibration import calibration_of
 
@@ -22,6 +22,18 @@ def test_per_class_accuracy_weighs_up_to_the_accuracy() -> None:
     assert found.tolist() == pytest.approx([float(right[y == c].mean()) for c in range(3)])
     absent = analysis.per_class_accuracy(model, (x[y == 1], y[y == 1]))
     assert absent.isnan().tolist() == [True, False, True]
+
+
+def test_every_place_of_a_sequence_counts_but_those_without_a_label() -> None:
+    model, (x, y) = Places(), places(12)
+    kept = y != -100
+    scores = model(x).detach().transpose(1, 2)[kept]
+    right = (scores.argmax(1) == y[kept]).double()
+    found = analysis.per_class_accuracy(model, (x, y), batch_size=5)
+    assert found.tolist() == pytest.approx([float(right[y[kept] == c].mean()) for c in range(3)])
+    whole = analysis.calibration(model, (x, y))
+    assert int(whole.counts.sum()) == int(kept.sum())
+    assert whole.error == pytest.approx(calibration_of(scores, y[kept]).error, rel=1e-9)
 
 
 def test_forgetting_is_the_distance_to_the_best_so_far() -> None:

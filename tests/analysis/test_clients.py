@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 import torch
 from helpers import flat, network, plain, same, world
@@ -39,6 +41,30 @@ def test_identical_clients_agree_in_everything() -> None:
     assert float(found.lines.barrier.max()) == pytest.approx(0, abs=1e-12)
     assert found.first == pytest.approx([gsnr(run.model, (x, y)).total] * 3)
     assert found.last[0] == found.last[1] != found.first[0]
+
+
+class Threads(torch.nn.Module):
+    """Notes with how many threads it computes."""
+
+    seen: ClassVar[set[int]] = set()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = network()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen.add(torch.get_num_threads())
+        return self.inner(x)
+
+
+def test_clients_train_with_one_thread_as_in_the_run() -> None:
+    data = world()
+    run = fedflat.run(plain(rounds=1), federation=data, model=Threads())
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    local_models(run, data, [1])
+    assert Threads.seen == {1} and torch.get_num_threads() == 2
+    torch.set_num_threads(threads)
 
 
 def test_a_client_that_diverges_is_named() -> None:

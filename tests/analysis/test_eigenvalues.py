@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 
@@ -132,6 +133,15 @@ def test_result_is_plain_and_can_be_drawn() -> None:
     assert told["eigenvalues"] == found.eigenvalues.tolist() and told["conditions"]["samples"] == 12
     assert told["convexity_ratio"] == found.convexity_ratio and "vectors" not in told
     assert len(found.plot().axes) == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_looked_at_in_single_precision(dtype: torch.dtype) -> None:
+    half = network().to(dtype)
+    found = analysis.curvature(half, blobs(12), k=3, probes=2)
+    exact = analysis.curvature(copy.deepcopy(half).float(), blobs(12), k=3, probes=2)
+    assert torch.equal(found.eigenvalues, exact.eigenvalues) and found.conditions.dtype == "float32"
+    assert half[0].weight.dtype == dtype
 
 
 def test_workers_give_the_same_bits() -> None:

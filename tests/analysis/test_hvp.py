@@ -6,7 +6,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from analysis.worlds import blobs, convnet, dense_hessian, draws, eigenvalues, first, images, network, quadratic, small
+from analysis.worlds import (
+    Places,
+    blobs,
+    convnet,
+    dense_hessian,
+    draws,
+    eigenvalues,
+    first,
+    images,
+    network,
+    places,
+    quadratic,
+    small,
+)
 from fedflat import InputError, analysis
 from fedflat.analysis.hvp import Hessian
 from fedflat.analysis.protocol import Protocol, opened
@@ -50,6 +63,15 @@ def test_batch_size_does_not_matter(size: int) -> None:
     torch.testing.assert_close(found, dense @ vector(43), rtol=1e-11, atol=1e-13)
 
 
+@pytest.mark.parametrize("size", [2, 5, 12])
+def test_labels_to_be_ignored_have_no_share_in_the_mean(size: int) -> None:
+    """Cross-entropy is a mean over the labels that count, of which batches have different numbers."""
+    model, (x, y) = Places(), places(12)
+    dense = dense_hessian(model, x, y)
+    found = analysis.hessian_product(model, (x, y), vector(15), batch_size=size)
+    torch.testing.assert_close(found, dense @ vector(15), rtol=1e-11, atol=1e-13)
+
+
 def test_workers_and_memory_do_not_change_a_bit() -> None:
     model, data = convnet(torch.float32), images(40, torch.float32)
     results = [
@@ -66,6 +88,15 @@ def test_kept_graphs_stay_within_the_memory_allowed() -> None:
     with opened(convnet(), data, Protocol(memory=room / 2**30, batch_size=4)) as problem, Hessian(problem) as hessian:
         hessian(vector(hessian.size))
         assert len(hessian._graphs) == 4  # two more are the room of the one in work
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_sample_takes_memory_in_small_batches_too(size: int) -> None:
+    with (
+        opened(convnet(), images(12), Protocol(batch_size=12)) as one,
+        opened(convnet(), images(12), Protocol(batch_size=size)) as other,
+    ):
+        assert other.sample_bytes() >= one.sample_bytes() > 1000
 
 
 def test_memory_sets_the_batch_size() -> None:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from analysis.worlds import blobs, convnet, draws, first, flat, images, network, quadratic
-from fedflat import FlatModel, analysis
+from analysis.worlds import Places, blobs, convnet, draws, first, flat, images, network, places, quadratic
+from fedflat import FlatModel, InputError, analysis
 from fedflat.analysis.directions import filter_normalised, gaussian
 from fedflat.analysis.noise import noise_direction
 
@@ -99,6 +99,17 @@ def test_plane_goes_through_the_three_models() -> None:
     assert float(found.axes[1][6]) == pytest.approx(float(third[1]), rel=1e-9)
 
 
+def test_weights_rounded_onto_a_line_span_no_plane() -> None:
+    """The mean of two models in single precision leaves their line by rounding alone, however near they are."""
+    model = convnet(torch.float32)
+    near = [moved(convnet(torch.float32), seed, 1e-4) for seed in (1, 2)]
+    mean = (flat(model) + flat(near[0])) / 2
+    with pytest.raises(InputError, match="one line"):
+        analysis.landscape_plane(model, near[0], mean, images(6, torch.float32), points=2)
+    found = analysis.landscape_plane(model, *near, images(6, torch.float32), points=2)
+    assert found.marks["model 3"][1] > 1e-4
+
+
 def test_plane_computes_batch_statistics_anew() -> None:
     """At a model itself, refreshed statistics of the whole data in one batch are those of that batch."""
     data, models = images(12), [convnet(), moved(convnet(), 1), moved(convnet(), 2)]
@@ -157,11 +168,21 @@ def test_noise_curve_of_a_sphere() -> None:
         assert float(found.loss_deviation[place]) == pytest.approx(2 * half * r / 20, rel=0.4)  # ‖w‖² r / √d
 
 
+def test_labels_to_be_ignored_are_no_errors() -> None:
+    model, (x, y) = Places(), places(12)
+    kept = y != -100
+    expected = float((model(x).argmax(1) != y)[kept].double().mean())
+    line = analysis.landscape_1d(model, (x, y), points=3, batch_size=5)
+    assert float(line.error[1]) == pytest.approx(expected, rel=1e-12)
+    assert float(line.loss[1]) == pytest.approx(F.cross_entropy(model(x), y).item(), rel=1e-12)
+
+
 def test_landscapes_can_be_told_and_drawn() -> None:
     data = blobs(9)
     line = analysis.landscape_1d(network(), data, points=3)
     area = analysis.landscape_2d(network(), data, points=3, test=data)
     noise = analysis.noise_curve(network(), data, draws=2)
-    for result in (line, area, noise):
+    pairs = analysis.connectivity([network(), network()], data, points=2)
+    for result in (line, area, noise, pairs):
         json.dumps(result.to_dict(), allow_nan=False)
         assert result.plot().axes

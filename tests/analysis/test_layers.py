@@ -120,7 +120,9 @@ def test_global_data_is_the_union() -> None:
     torch.testing.assert_close(found.diagonals, torch.stack(expected), rtol=1e-10, atol=1e-14)
     own = analysis.cross_client(models, data, probes=2)
     torch.testing.assert_close(own.diagonals[1], diagonal(models[1], data[1]), rtol=1e-10, atol=1e-14)
-    assert own.to_dict() == {"norm": own.norm, "direction": own.direction}
+    told = own.to_dict()
+    assert (told["norm"], told["direction"]) == (own.norm, own.direction) and "diagonals" not in told
+    assert [each["samples"] for each in told["conditions"]] == [12, 20]
 
 
 def diagonal(model: nn.Module, data: tuple[Tensor, ...]) -> Tensor:

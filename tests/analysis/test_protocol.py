@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from analysis.worlds import blobs, convnet, images, network, snapshot, unchanged
+from analysis.worlds import blobs, convnet, first, images, network, snapshot, unchanged
 from fedflat import FlatModel, InputError, analysis
 from fedflat.data.samples import TensorSamples
 
@@ -175,6 +175,27 @@ def broken() -> nn.Module:
     return model
 
 
+def turned() -> nn.Module:
+    """As many weights as the network, in other places."""
+    return nn.Sequential(nn.Linear(5, 3), nn.Linear(4, 5)).double()
+
+
+def line() -> nn.Module:
+    return nn.Linear(4, 3).double()
+
+
+def late_label() -> tuple[Tensor, Tensor]:
+    """A label too large, beyond the samples by which the memory is measured."""
+    x, y = blobs(9)
+    y[-1] = 3
+    return x, y
+
+
+def numbers() -> tuple[Tensor, Tensor]:
+    x, y = blobs(9)
+    return x, y.double()
+
+
 BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "nothing trainable": (lambda: analysis.curvature(frozen(), blobs(9)), "requires a gradient: call requires_grad_"),
     "no labels": (lambda: analysis.curvature(network(), blobs(9)[0]), "no labels that could be used: give a pair"),
@@ -186,6 +207,7 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "growing": (lambda: analysis.curvature(network(), Growing()), "more batches when read again"),
     "not finite": (lambda: analysis.curvature(broken(), blobs(9)), "not finite"),
     "k too large": (lambda: analysis.curvature(network(), blobs(9), k=44), "from 1 to the number of parameters, 43"),
+    "spectrum of 0": (lambda: analysis.spectrum(network(), blobs(9), k=0), "k must be from 1"),
     "k of 0": (lambda: analysis.curvature(network(), blobs(9), k=0), "k must be from 1"),
     "no scalar": (lambda: analysis.curvature(network(), blobs(9), loss=lambda o, y: o), "must be one number"),
     "option": (lambda: analysis.curvature(network(), blobs(9), worker=2), "did you mean 'workers'"),
@@ -208,6 +230,27 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "headless": (lambda: analysis.features(headless(), images(9)), "no Linear head"),
     "prune": (lambda: analysis.pruned(network(), which="botom"), "did you mean 'bottom'"),
     "one sample": (lambda: analysis.gsnr(network(), blobs(1)), "two samples"),
+    "memory": (lambda: analysis.curvature(network(), blobs(9), memory=float("inf")), "positive number of GiB, got inf"),
+    "no memory": (lambda: analysis.curvature(network(), blobs(9), memory=0), "positive number of GiB, got 0"),
+    "label": (lambda: analysis.curvature(network(), late_label()), "cannot take the data: Target 3 is out of bounds"),
+    "test label": (lambda: analysis.landscape_1d(network(), blobs(9), test=late_label(), points=2), "Target 3"),
+    "width": (lambda: analysis.curvature(network(5), blobs(9)), "cannot take the data: .*check the shapes"),
+    "loss": (lambda: analysis.curvature(network(), blobs(9), loss="mse"), "cannot take the data: .*not callable"),
+    "broken end": (lambda: analysis.interpolate(network(), broken(), blobs(9)), "weights of one .* not finite"),
+    "other shapes": (lambda: analysis.interpolate(network(), turned(), blobs(9)), "in other shapes"),
+    "other clients": (lambda: analysis.cross_client([network(), line()], [blobs(9)] * 2, probes=1), "one architecture"),
+    "no steps": (lambda: analysis.curvature(network(), blobs(9), method="power", steps=-1), "at least one step"),
+    "no points": (lambda: analysis.landscape_2d(network(), blobs(9), points=0), "two points or more"),
+    "pairs": (lambda: analysis.compare_diagonals(torch.ones(2, 3), "al"), "did you mean 'all'"),
+    "one diagonal": (lambda: analysis.compare_diagonals(torch.ones(1, 3)), "two rows or more"),
+    "nan scores": (lambda: analysis.calibration_of(torch.full((2, 3), torch.nan), torch.zeros(2)), "none of them nan"),
+    "scores": (lambda: analysis.calibration_of(torch.ones(2, 3), torch.zeros(3)), "one row of scores a label"),
+    "numbers": (lambda: analysis.calibration(network(), numbers(), loss=first), "calibration needs scores of shape"),
+    "class numbers": (lambda: analysis.per_class_accuracy(network(), numbers(), loss=first), "integer labels"),
+    "labels of places": (lambda: analysis.silhouette(torch.ones(4, 2), torch.ones(4, 5)), "one label a row"),
+    "lengths": (lambda: analysis.drift_diversity([torch.ones(3), torch.ones(4)]), "of one length"),
+    "server": (lambda: analysis.weight_cosines(torch.ones(2, 3), torch.ones(4)), "3 weights, the server 4"),
+    "movement": (lambda: analysis.by_movement(torch.ones(3), torch.ones(4), torch.ones(4)), "vectors of one length"),
 }  # fmt: skip
 
 
@@ -259,6 +302,14 @@ def test_progress_and_estimate(caplog: pytest.LogCaptureFixture) -> None:
         analysis.curvature(network(), blobs(9), k=1, probes=3, progress=lambda done, total: seen.append((done, total)))
     assert [done for done, _ in seen] == list(range(1, 44))
     assert "curvature: 43 steps" in caplog.text and "about 0:0" in caplog.text
+
+
+def test_what_takes_long_is_announced_before_it_starts(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedflat.analysis.progress.LONG", 0.0)
+    analysis.hessian_trace(network(), blobs(9), probes=3, progress=True)
+    assert capsys.readouterr().err.startswith("trace: 3 steps, a few ms each, about 0:00 in all")
 
 
 def test_without_a_terminal_progress_is_lines(

@@ -101,6 +101,25 @@ def test_gradient_variance_is_that_of_batches() -> None:
     assert found.relative == pytest.approx(expected / float(rows.mean(0).square().sum()), rel=1e-10)
 
 
+@pytest.mark.parametrize("count", [30, 90])
+def test_minibatches_have_the_size_asked_for(count: int) -> None:
+    found = analysis.gradient_variance(network(), blobs(count), batch_size=10)
+    assert found.batches == count // 10
+
+
+def test_one_minibatch_has_no_variance() -> None:
+    with pytest.raises(InputError, match=r"two minibatches or more.*smaller batch_size"):
+        analysis.gradient_variance(network(), blobs(30))
+
+
+def test_no_gradient_is_no_signal() -> None:
+    """A loss that the weights do not move: nothing to divide by, and no error."""
+    found = analysis.gsnr(network(), blobs(9), loss=lambda output, y: 0 * output.sum())
+    assert (found.total, found.excluded) == (0.0, 43) and math.isnan(found.osgr) and found.to_dict()["osgr"] == "nan"
+    flat = analysis.gradient_variance(network(), blobs(9), loss=lambda output, y: torch.ones(()), batch_size=3)
+    assert flat.variance == 0 and math.isnan(flat.relative)
+
+
 def test_parameters_by_movement() -> None:
     moved = torch.arange(-5, 5).double()
     found = analysis.by_movement(torch.arange(10.0), moved, torch.arange(10.0) * 2, share=0.1)
@@ -137,7 +156,7 @@ def test_updates_at_right_angles() -> None:
     assert float(analysis.weight_cosines([w + delta], w)[0]) == pytest.approx(1 / math.sqrt(1 + 26 / 25))
 
 
-@pytest.mark.parametrize("weights", [[1.0], [1.0, -1.0], [0.0, 0.0]])
+@pytest.mark.parametrize("weights", [[1.0], [1.0, -1.0], [0.0, 0.0], [math.nan, 1.0]])
 def test_bad_weights_are_refused(weights: list[float]) -> None:
     with pytest.raises(InputError, match="2 weights"):
         analysis.drift_diversity(DELTAS[:2], weights)

@@ -12,7 +12,8 @@ from helpers import network, plain, world
 
 import fedflat
 from fedflat import Experiment, InputError, analysis
-from fedflat.analysis.study import STUDIES, study, subject
+from fedflat.analysis.study import STUDIES, study
+from fedflat.analysis.subject import subject
 from fedflat.cli import main
 
 DIGITS = Experiment(
@@ -66,6 +67,12 @@ def test_it_is_the_analysis_of_the_evaluated_model_on_the_training_data(runs: li
     assert found["λ max"] == pytest.approx(float(direct.eigenvalues[0]), rel=1e-6)
 
 
+def test_clients_that_never_train_have_no_training_data() -> None:
+    run = fedflat.run(DIGITS.replace(new_clients=3, local_holdout=0.2))
+    sizes = [run._task.federation.size(client) for client in range(7)]
+    assert len(subject(run, samples=10**6).train[1]) == sum(sizes)
+
+
 def test_runs_of_one_seed_are_looked_at_on_the_same_samples(runs: list[Path]) -> None:
     first, second = (subject(path, samples=30, seed=4) for path in runs[:2])
     assert torch.equal(first.train[0], second.train[0])
@@ -97,6 +104,9 @@ def test_the_command_compares_runs_and_says_where_the_files_are(
     [
         (["--what", "curvatur"], "did you mean 'curvature'"),
         (["--what", "plane"], "3 run folders"),
+        (["--what", ""], "name the analyses to make: curvature, density"),
+        (["--memory", "0"], "memory must be a positive number of GiB"),
+        (["--workers", "-1"], "workers must not be negative"),
         (["--samples", "0"], "samples must be 1 or more"),
     ],
 )
@@ -110,6 +120,39 @@ def test_bad_input_has_one_line_and_status_2(
 def test_the_same_run_twice_spans_no_plane(runs: list[Path]) -> None:
     with pytest.raises(InputError, match="span no plane"):
         study([runs[0], runs[0], runs[1]], ["plane"], samples=20, write=False)
+
+
+def doubled(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return 2 * torch.nn.functional.cross_entropy(output, y)
+
+
+class Break(fedflat.Callback):
+    def round(self, run: fedflat.Run, metrics: object) -> None:
+        raise ArithmeticError("no further")
+
+
+def test_a_run_is_looked_at_with_its_own_loss() -> None:
+    run = fedflat.run(DIGITS, loss=doubled)
+    found = study([run], ["curvature"], samples=30)["curvature"]["in memory"]
+    plain_loss = analysis.curvature(run.model, subject(run, samples=30).train)
+    assert found["λ max"] == pytest.approx(2 * float(plain_loss.eigenvalues[0]), rel=1e-4)
+
+
+def test_unfinished_runs_and_losses_that_no_folder_holds_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(ArithmeticError):
+        fedflat.run(DIGITS, loss=doubled, callbacks=[Break()], out=tmp_path / "run")
+    subject(tmp_path / "run", samples=20)
+    assert "is not finished: it is looked at after round 1 of 2" in caplog.text
+    assert "was trained with the loss 'doubled'" in caplog.text
+
+
+def test_a_run_without_a_checkpoint_says_so(tmp_path: Path) -> None:
+    fedflat.run(DIGITS, out=tmp_path / "run")
+    (tmp_path / "run" / "checkpoint.json").unlink()
+    with pytest.raises(InputError, match=r"has no checkpoint yet.*the command that began it goes on"):
+        study([tmp_path / "run"])
 
 
 def test_a_run_on_ones_own_data_says_how_to_go_on(tmp_path: Path) -> None:

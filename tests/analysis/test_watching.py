@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from typing import Any
 
 import pytest
@@ -85,6 +87,33 @@ def test_only_the_chosen_rounds_and_the_last_are_looked_at_and_the_cost_is_repor
         cost = sum(client.get("watch_seconds", 0.0) for client in run.clients if client["round"] == row["round"])
         assert row.get("watch_seconds", 0.0) == pytest.approx(cost, abs=1e-5)
         assert (cost > 0) == (row["round"] in looked)
+
+
+def test_a_client_that_cannot_be_looked_at_stops_no_run(caplog: pytest.LogCaptureFixture) -> None:
+    """The gradient of one sample has no variance."""
+    lonely = fedflat.Federation([blobs(1), blobs(12)], test=blobs(30, seed=1000))
+    run = watched(("gsnr", "drift"), lonely, rounds=1)
+    assert ["gsnr_sum" in row for row in run.clients] == [False, True] and all("norm" in row for row in run.clients)
+    assert "no gsnr of client 0 in round 1: a variance needs two samples or more" in caplog.text
+
+
+def test_accuracy_over_rounds_is_what_was_recorded() -> None:
+    """A[t, k] of the common model on each client's test data; forgetting is measured from the best before the last."""
+    run = watched(("interference",), rounds=4, lr=1.5)
+    found = analysis.accuracy_over_rounds(run)
+    table = [[row["common"] for row in run.evaluations if row["round"] == t] for t in (1, 2, 3, 4)]
+    assert (found.rounds, found.clients, found.by_client.tolist()) == ([1, 2, 3, 4], [0, 1, 2], table)
+    expected = [max(column[:3]) - column[3] for column in zip(*table, strict=True)]
+    assert found.forgotten.tolist() == pytest.approx(expected, abs=1e-12)
+    curve = [row["accuracy"] for row in run.metrics]
+    assert (found.final, found.best) == (curve[-1], max(curve)) and found.best_round == curve.index(max(curve)) + 1
+    assert found.tail == pytest.approx(sum(curve) / 4) and found.curve == list(enumerate(curve, start=1))
+    assert found.plot().axes and json.loads(json.dumps(found.to_dict(), allow_nan=False))["clients"] == [0, 1, 2]
+
+
+def test_without_evaluations_of_clients_nothing_is_said_of_them() -> None:
+    found = analysis.accuracy_over_rounds(watched((), world(), rounds=1))
+    assert found.clients == [] and math.isnan(found.mean_forgotten) and len(found.plot().axes) == 1
 
 
 def test_bad_input_is_answered() -> None:

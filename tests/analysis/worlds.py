@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, jacrev
 from torch.nn import functional as F
 
+from fedflat import streams
+
 
 def dense_hessian(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """The Hessian of the mean cross-entropy over the trainable parameters, entry by entry."""
@@ -80,6 +82,25 @@ def images(count: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> tup
     return torch.randn(count, 1, 6, 6, generator=draws(seed), dtype=dtype) + y[:, None, None, None], y
 
 
+class Places(nn.Module):
+    """Scores (batch, classes, places), as for a sequence: the same layer at every place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with streams.isolated(2, "tests"):
+            self.head = nn.Linear(4, 3).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x).transpose(1, 2)
+
+
+def places(count: int) -> tuple[Tensor, Tensor]:
+    """So many sequences of five places, of which some have no label."""
+    x, y = blobs(5 * count)
+    labels = torch.where(torch.arange(5 * count) % 7 % 3 == 1, -100, y)
+    return x.view(count, 5, 4), labels.view(count, 5)
+
+
 def snapshot(model: nn.Module) -> dict[str, Any]:
     """Everything an analysis must leave alone."""
     named = dict(model.named_parameters())
@@ -101,6 +122,6 @@ def unchanged(a: Any, b: Any) -> bool:
 
 
 __all__ = [
-    "Quadratic", "blobs", "convnet", "dense_hessian", "draws", "eigenvalues", "first", "flat", "images", "network",
-    "quadratic", "small", "snapshot", "symmetric", "unchanged",
+    "Places", "Quadratic", "blobs", "convnet", "dense_hessian", "draws", "eigenvalues", "first", "flat", "images",
+    "network", "places", "quadratic", "small", "snapshot", "symmetric", "unchanged",
 ]  # fmt: skip

@@ -19,7 +19,7 @@ from fedflat.data.indices import PooledClients, Split, matching_tests
 from fedflat.data.samples import labels_of
 from fedflat.errors import UnknownNameError
 from fedflat.streams import torch_stream
-from personal.federations import SIZES, accuracy, federation, go, labelled, own_test
+from personal.federations import SIZES, SMALL_NET, accuracy, federation, go, labelled, own_test
 
 NAMES = ("mean", "std", "min", "max", "low5", "top5")
 
@@ -121,7 +121,10 @@ def test_clients_to_whom_no_test_sample_falls_are_told(caplog: pytest.LogCapture
     assert "1 of 2 clients (1)" in caplog.text
 
 
-@pytest.mark.parametrize("method", ["fedrep(head_epochs=2)", "fedper", "lg_fedavg", "local_only"])
+HALF_MADE = f"pfedhn({SMALL_NET}, local_head=True)"
+
+
+@pytest.mark.parametrize("method", ["fedrep(head_epochs=2)", "fedper", "lg_fedavg", "local_only", HALF_MADE])
 def test_a_client_that_was_never_drawn_and_has_no_model_is_judged_adapted(method: str) -> None:
     run = go(method, network())
     rows = last_rows(run)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from conformance.harness import assert_close, run_library
 from conformance.reference import descend, sam
-from helpers import restless
+from helpers import network, restless
 from torch import nn
 
 from fedflat import InputError
@@ -47,6 +47,25 @@ def test_a_sum_runs_and_its_personal_models_are_those_scored(method: str, option
         module = run.personal(row["client"])
         assert all(t.isfinite().all() for t in module.state_dict().values())
         assert row["personal"] == pytest.approx(accuracy(module, own_test(row["client"])), abs=1e-12)
+
+
+SEVERAL = ("ditto(lam=0.5)", "plgu_lf(layers=1)", "apfl", "pfedme(lam=2.0, steps=2, lr=0.1)")
+
+
+@pytest.mark.parametrize("method", SEVERAL)
+def test_what_a_part_leaves_to_the_weight_decay_is_for_the_weights_that_are_sent(method: str) -> None:
+    """FedDyn's pull is the same however it is written where nothing is clipped, and a client's own model feels none."""
+    whole, split = (go(f"{method}+feddyn(alpha=0.2{how})", network(), clip=None) for how in ("", ", clip_split=True"))
+    torch.testing.assert_close(split.server_weights, whole.server_weights)
+    for i in (0, 1, 2, 4):
+        torch.testing.assert_close(split.personal(i).state_dict(), whole.personal(i).state_dict())
+
+
+@pytest.mark.parametrize(("method", "options"), [("fedper", {}), ("fedavg", {"batchnorm": "local"})])
+@pytest.mark.parametrize("part", ["feddyn", "fedspeed"])
+def test_a_weight_decay_for_all_weights_is_refused_where_some_stay(method: str, part: str, options: Any) -> None:
+    with pytest.raises(InputError, match=f"{part}: clip_split is for models of which no weights stay"):
+        go(f"{method}+{part}(clip_split=True)", restless(), **options)
 
 
 @pytest.mark.parametrize(("method", "options"), [(m, o) for m, o in SUMS if "+" in m], ids=str)

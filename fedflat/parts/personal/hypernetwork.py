@@ -8,11 +8,12 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedflat import streams
 from fedflat.flat import FlatModel, Span, names_within
 from fedflat.method import Evaluate, Local, Part, Server, State, Update
+from fedflat.parts.personal.generator import Generator, Shape, make_generator
 from fedflat.parts.personal.layerwise import TwinTrajectories
 from fedflat.parts.personal.split import head_tensors
 
@@ -21,98 +22,7 @@ if TYPE_CHECKING:
 
 LARGE = 1_000_000  # generated parameters above which one output layer makes them piece by piece
 CHUNK = 4096
-Shape = tuple[int, int, int, int]
-
-
-class HyperNetwork(nn.Module):
-    """From a client's embedding to weights, by one output layer a tensor; large targets in chunks by a common one.
-
-    clients: how many embeddings there are. sizes: of the tensors to make. hidden: width of the trunk.
-    layers: how many hidden layers follow the first one. chunk: size of the pieces, 0 for one output a tensor.
-    """
-
-    def __init__(
-        self, clients: int, sizes: Iterable[int], embedding: int, hidden: int, layers: int, chunk: int
-    ) -> None:
-        super().__init__()
-        sizes = list(sizes)
-        self.size, self.chunk = sum(sizes), chunk
-        self.embedding = nn.Embedding(clients, embedding)
-        pieces = -(-self.size // chunk) if chunk else 0
-        self.pieces = nn.Embedding(pieces, embedding) if chunk else None
-        inputs = 2 * embedding if chunk else embedding
-        trunk: list[nn.Module] = [nn.Linear(inputs, hidden)]
-        for _ in range(layers):
-            trunk += [nn.ReLU(), nn.Linear(hidden, hidden)]
-        self.trunk = nn.Sequential(*trunk)
-        self.outputs = nn.ModuleList(nn.Linear(hidden, size) for size in ([chunk] if chunk else sizes))
-
-    def forward(self, client: int | None) -> Tensor:
-        """The weights of a client, as one vector; None is the mean client."""
-        rows = self.embedding.weight
-        own = rows.mean(dim=0) if client is None else rows[client]
-        if self.pieces is None:
-            features = self.trunk(own)
-            return torch.cat([layer(features) for layer in self.outputs])
-        several = self.pieces.weight
-        features = self.trunk(torch.cat([own.expand(len(several), -1), several], dim=1))
-        out: Tensor = self.outputs[0](features).reshape(-1)[: self.size]
-        return out
-
-
-@dataclass(frozen=True)
-class Generator:
-    """A hypernetwork as a flat vector, and where in the target's weights its output goes."""
-
-    network: FlatModel
-    spans: tuple[Span, ...]
-
-    def weights(self, phi: Tensor, client: int | None, base: Tensor) -> Tensor:
-        """A client's weights under φ; what is not generated is as in `base`."""
-        self.network.theta.copy_(phi)
-        with torch.no_grad():
-            made = self.network.module(self._known(client))
-        return self._placed(made, base.clone())
-
-    def add_gradient(self, client: int, delta: Tensor, scale: float) -> None:
-        """Add the gradient −scale · Jᵀ Δ of a client to the network's."""
-        made = self.network.module(self._known(client))
-        pieces = [delta[span.start : span.stop] for span in self.spans]
-        made.backward(torch.cat(pieces).mul_(-scale).to(made.dtype))
-
-    def _placed(self, made: Tensor, into: Tensor) -> Tensor:
-        position = 0
-        for span in self.spans:
-            size = span.stop - span.start
-            into[span.start : span.stop] = made[position : position + size]
-            position += size
-        return into
-
-    def _known(self, client: int | None) -> int | None:
-        """A client that has no embedding, being new, is the mean one."""
-        rows = self.network.module.get_submodule("embedding").weight
-        assert isinstance(rows, Tensor)
-        return client if client is not None and client < len(rows) else None
-
-    def rows(self, clients: Iterable[int]) -> Tensor:
-        """A mask over φ: 0 on the embeddings of clients other than these."""
-        span = next(span for span in self.network.spans if span.name == "embedding.weight")
-        mask = torch.ones_like(self.network.theta)
-        mask[span.start : span.stop] = 0
-        for client in clients:
-            span.of(mask)[client] = 1
-        return mask
-
-
-@lru_cache(maxsize=2)
-def _generator(
-    spans: tuple[Span, ...], clients: int, shape: tuple[int, int, int, int], dtype: torch.dtype
-) -> Generator:
-    return Generator(FlatModel(_network(spans, clients, shape), dtype), spans)
-
-
-def _network(spans: tuple[Span, ...], clients: int, shape: Shape) -> HyperNetwork:
-    return HyperNetwork(clients, [span.stop - span.start for span in spans], *shape)
+known_generator = lru_cache(maxsize=2)(make_generator)  # its weights are nobody's: every use loads its own
 
 
 @dataclass(frozen=True)
@@ -180,14 +90,14 @@ class Generated(Part):
 
     def _generator(self, server: Server) -> Generator:
         with streams.isolated(server.experiment.seed, "hypernetwork"):
-            return _generator(*self._plan(server), server.theta.dtype)
+            return known_generator(*self._plan(server), server.theta.dtype)
 
     def _phi(self, server: Server) -> State:
         """The network's weights and momentum; made by the seed before the first round."""
         state = server.state(self)
         if "phi" not in state:
             with streams.isolated(server.experiment.seed, "hypernetwork"):
-                made = FlatModel(_network(*self._plan(server)), server.theta.dtype).theta
+                made = make_generator(*self._plan(server), server.theta.dtype).network.theta
             state.update(phi=made, velocity=torch.zeros_like(made))
         return state
 

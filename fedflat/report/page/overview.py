@@ -59,11 +59,17 @@ def _winner(page: Page, rows: list[Row]) -> Html:
     first, *others = rows
     said = [_strong(first), f" reaches {percent(first['tail'])} {what}"]
     if others:
-        gap = 100 * (first["tail"] - others[0]["tail"])
-        said += [f", {gap:.1f} points above ", _strong(others[0])]
-        doubt = max(first["tail_std"] or 0.0, others[0]["tail_std"] or 0.0)
-        said += [": less than the seeds differ"] if 100 * doubt > gap else []
+        said += _ahead(first, others[0])
     return joined([*said, "."])
+
+
+def _ahead(first: Row, second: Row) -> list[str]:
+    """By how much the best is ahead of the next."""
+    gap = f"{100 * (first['tail'] - second['tail']):.1f}"
+    if not float(gap):
+        return [", as does ", _strong(second)]
+    doubt = 100 * max(first["tail_std"] or 0.0, second["tail_std"] or 0.0)
+    return [f", {gap} points above ", _strong(second), ": less than the seeds differ" if doubt > float(gap) else ""]
 
 
 def _flattest(flat: dict[str, float], winner: str) -> Html:
@@ -83,7 +89,8 @@ def _flattest(flat: dict[str, float], winner: str) -> Html:
 
 def _fairest(served: dict[str, float], low: dict[str, float]) -> Html:
     """With whom the clients fare best on average, and with whom those who fare worst do."""
-    best, kindest = max(served, key=lambda label: served[label]), max(low, key=lambda label: low[label])
+    best = max(served, key=lambda label: served[label])
+    kindest = max(low, key=lambda label: (low[label], label == best))
     worst = "and so do the worst-off 5 % of them" if best == kindest else "the worst-off 5 % of them with "
     names = [tag("strong", best), "" if best == kindest else tag("strong", kindest)]
     return joined(
