@@ -11,9 +11,10 @@ import logging
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
-from fedflat.commands.parser import Parser
+from fedflat.commands.parser import Parser, add_common
 from fedflat.errors import ClientError, FedflatError, InputError, InterruptedRunError, UnknownNameError, one_line
 
 
@@ -84,8 +85,11 @@ def _dispatch(words: list[str]) -> int:
         command = importlib.import_module(f"fedflat.commands.{COMMANDS[name].module}")
         own = Parser(prog=f"fedflat {name}", description=command.__doc__)
         command.configure(own)
-        own.add_argument("--debug", action="store_true", help="show the traceback of an error")
-        status: int = command.execute(own.parse(rest))
+        add_common(own)
+        arguments = own.parse(rest)
+        for module in arguments.modules:
+            _import(module)
+        status: int = command.execute(arguments)
         return status
     if parser.parse(words).version:
         from importlib.metadata import version
@@ -94,6 +98,15 @@ def _dispatch(words: list[str]) -> int:
         return 0
     parser.print_help(sys.stderr)
     return 2
+
+
+def _import(name: str) -> None:
+    """Let a module of the user's register its parts; it may lie in the current folder."""
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        importlib.import_module(name.removesuffix(".py"))
+    except Exception as error:
+        raise InputError(f"--import {name}: {type(error).__name__}: {error}") from error
 
 
 def _top_parser() -> Parser:

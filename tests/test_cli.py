@@ -340,3 +340,18 @@ def test_closed_pipe_is_no_error() -> None:
     command = f"{sys.executable} -m fedflat list partitions | true"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_part_of_ones_own_is_imported(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    Path("halved.py").write_text(
+        "import dataclasses, fedflat\n\n"
+        "@fedflat.register\n@dataclasses.dataclass(frozen=True)\n"
+        "class Halved(fedflat.Part):\n"
+        "    def correct(self, local): local.grad.mul_(0.5)\n"
+    )
+    Path("broken.py").write_text("import nothing_of_this_name")
+    assert main([*words(method="fedavg+halved", out="r"), "--import", "halved.py"]) == 0
+    assert main(["list", "methods", "halved"]) == 0
+    assert main(["show", "r", "--import", "broken"]) == 2
+    assert "--import broken: ModuleNotFoundError: No module named 'nothing" in capsys.readouterr().err

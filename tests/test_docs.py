@@ -35,7 +35,7 @@ from fedflat import Experiment, analysis, register
 from fedflat.analysis.study import STUDIES
 from fedflat.assembly import check_spelling
 from fedflat.cli import COMMANDS, main
-from fedflat.commands.parser import Parser
+from fedflat.commands.parser import Parser, add_common
 from fedflat.commands.run import experiments_of
 from fedflat.data import PARTITIONS
 from fedflat.experiment import CHOICES
@@ -176,7 +176,8 @@ def understand(words: list[str], names: bool) -> None:
     command = importlib.import_module(f"fedflat.commands.{COMMANDS[words[0]].module}")
     parser = Parser(prog="fedflat", description=None)
     command.configure(parser)
-    arguments = parser.parse([word for word in words[1:] if word not in ("--help", "--debug")])
+    add_common(parser)
+    arguments = parser.parse([word for word in words[1:] if word != "--help"])
     if words[0] == "run" and arguments.file is None and names:
         for experiment in experiments_of(arguments):
             check_spelling(experiment)

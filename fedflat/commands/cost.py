@@ -19,6 +19,7 @@ from fedflat.experiment import Experiment
 METHODS = "fedavg,fedprox,moon,mixup,stochdepth,gradaug,fedalign"
 SETTINGS = Experiment(lr=0.01, lr_decay=1.0, momentum=0.9, nesterov=True, weight_decay=1e-4, backend="serial")
 CLIENTS = 2
+ASKED = ("model", "methods", "classes", "image", "batch_size", "samples", "rounds")  # settings of a measurement
 PAPER = {  # MFLOPs, million parameters and seconds a round of ResNet-56 on CIFAR-100, table 5
     "fedavg": (87.3, 0.61, 137.2),
     "fedprox": (87.3, 1.21, 161.9),
@@ -56,7 +57,7 @@ def execute(arguments: argparse.Namespace) -> int:
     experiments = _experiments(arguments)
     rows = measured(experiments, arguments)
     if arguments.json:
-        options = {name: value for name, value in vars(arguments).items() if name not in ("json", "csv", "debug")}
+        options = {name: value for name, value in vars(arguments).items() if name in ASKED}
         found = {"methods": rows, "settings": options, "environment": describe_environment()}
         sys.stdout.write(json.dumps(found, indent=2) + "\n")
     elif arguments.csv:

@@ -65,3 +65,10 @@ class Parser(argparse.ArgumentParser):
 def add_data_root(parser: Parser) -> None:
     """Add --data-root."""
     parser.add_argument("--data-root", metavar="DIR", help="where data sets lie; else $FEDFLAT_DATA or a cache folder")
+
+
+def add_common(parser: Parser) -> None:
+    """Add what every command understands."""
+    about = "a Python module that registers parts of your own; may be given several times"
+    parser.add_argument("--import", dest="modules", metavar="MODULE", action="append", default=[], help=about)
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
