@@ -6,6 +6,7 @@ Analyses of one run are made of each; `interpolation` takes two runs and `plane`
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -61,6 +62,11 @@ def _list_studies() -> int:
     return 0
 
 
+def _cell(value: float) -> str:
+    """Four digits; a dash where there is nothing to tell."""
+    return "–" if math.isnan(value) else f"{value:.4g}"
+
+
 def _show(found: Mapping[str, Mapping[str, Mapping[str, float]]], runs: Sequence[str]) -> None:
     """A table of each analysis, one row a run, and where the rest is."""
     from fedflat.analysis.study import STUDIES
@@ -69,7 +75,7 @@ def _show(found: Mapping[str, Mapping[str, Mapping[str, float]]], runs: Sequence
     out = console()
     for name, rows in found.items():
         figures = list(next(iter(rows.values())))
-        table = [(run, *(f"{values[figure]:.4g}" for figure in figures)) for run, values in rows.items()]
+        table = [(run, *(_cell(values[figure]) for figure in figures)) for run, values in rows.items()]
         out.print(plain_table((name, *figures), table, numbers=range(1, len(figures) + 1)))
     together = all(STUDIES[name].runs > 1 for name in found)
     for run in runs[:1] if together else runs:
