@@ -18,6 +18,14 @@ from fedflat import Experiment, Federation, Local, Part, Server, streams
 
 assert callable(fedflat.run)  # before anything imports the module of the same name
 TESTS = Path(__file__).parent
+DEFENCES = [  # as they are set against two attackers of ten clients
+    "median",
+    "trimmed_mean(beta=0.2)",
+    "krum(attackers=2)",
+    "multikrum(attackers=2)",
+    "centred_clipping(tau=1.0)",
+    "norm_bound(limit=1.0)",
+]
 
 
 def draws(seed: int = 0) -> torch.Generator:

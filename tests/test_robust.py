@@ -23,7 +23,7 @@ from conformance.harness import (
     run_library,
 )
 from conformance.reference import Array, Result, World
-from helpers import blobs, flat, network, plain, world
+from helpers import DEFENCES, blobs, flat, network, plain, world
 from torch import nn
 
 import fedflat
@@ -369,14 +369,6 @@ ATTACKS = {
     "label flip": "attack(kind='label_flip', clients=2)",
     "boosted label flip": "attack(kind='label_flip', clients=2, scale=10.0)",
 }
-DEFENCES = [
-    "median",
-    "trimmed_mean(beta=0.2)",
-    "krum(attackers=2)",
-    "multikrum(attackers=2)",
-    "centred_clipping(tau=1.0)",
-    "norm_bound(limit=1.0)",
-]
 
 
 @pytest.mark.parametrize("attack", ["sign flip", "noise", "boosted label flip"])

@@ -206,7 +206,7 @@ def expand(path: Path) -> list[Path]:
     if not path.exists():
         near = _runs_in(path.parent)
         if near:
-            raise UnknownNameError("run", str(path), [str(run) for run in near])
+            raise UnknownNameError(f"run in {path.parent}:", path.name, [run.name for run in near])
         raise InputError(f"no such run: {path}")
     found = _runs_in(path)
     if not found:

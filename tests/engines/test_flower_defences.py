@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers import DEFENCES
 
 import fedflat
 from fedflat import Experiment, Run, accountant
@@ -107,17 +108,7 @@ def test_one_or_two_attackers_spoil_a_mean(tmp_path: Path, factors: dict[int, fl
     assert digits(tmp_path, "fedavg", attack(factors)).metrics[-1]["accuracy"] < 0.3
 
 
-@pytest.mark.parametrize(
-    "defence",
-    [
-        "median",
-        "trimmed_mean(beta=0.2)",
-        "krum(attackers=2)",
-        "multikrum(attackers=2)",
-        "centred_clipping(tau=1.0)",
-        "norm_bound(limit=1.0)",
-    ],
-)
+@pytest.mark.parametrize("defence", DEFENCES)
 def test_they_do_not_spoil_a_robust_combination(tmp_path: Path, defence: str) -> None:
     """One sends its update reversed and ten times as large, the other as large as a number can be."""
     assert digits(tmp_path, defence, attack({3: -10.0, 7: 1e37})).metrics[-1]["accuracy"] > 0.85
