@@ -317,7 +317,7 @@ def test_show_tells_runs_apart(capsys: pytest.CaptureFixture[str]) -> None:
     assert "fedavg, lr=0.1 " in out and "fedavg, lr=0.01 " in out
     assert "accuracy" in out and "loss" in out and any(0x2800 < ord(c) < 0x2900 for c in out)
     (wrong, *_) = Path("runs").iterdir()
-    assert f"did you mean '{wrong}'?" in refused(capsys, ["show", f"{wrong}x"])
+    assert f"did you mean '{Path(wrong).name}'?" in refused(capsys, ["show", f"{wrong}x"])
 
 
 def test_show_takes_runs_under_way(capsys: pytest.CaptureFixture[str]) -> None:
