@@ -1,16 +1,23 @@
 # make demo    three methods on the embedded digits and a report, in under two minutes
 # make test    lint, types and tests
+# make docs    the documentation site, into site/
+# make dist    a wheel and an sdist, checked, into dist/
+# make gpu-check  does it work on this machine's GPU? prints a block to paste into an issue
 # make test-engines  tests of Ray and Flower, on clusters of this machine's own
+# make torture  hundreds of kills, power cuts, damaged files, full disks, dead workers: tried and failed
+# make fuzz    bad configurations, data files and run folders for about an hour (FUZZ=examples per property)
 # Both create .venv if needed and install into it again only when pyproject.toml or constraints.txt change.
 
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+FUZZ   ?= 10000
+ENGINES := tests/flower tests/engine/test_ray_backend.py
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -qq
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-engines lint format clean
+.PHONY: help demo gpu-check test test-engines torture fuzz lint format docs dist clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -21,11 +28,31 @@ help:
 demo: $(VENV)/.demo
 	@$(BIN)/python examples/demo.py
 
+gpu-check: $(VENV)/.dev
+	@$(BIN)/python benchmarks/gpu_check.py
+
 test: lint
-	$(BIN)/python -m pytest -n auto --ignore tests/engines
+	$(BIN)/python -m pytest -n auto $(addprefix --ignore ,$(ENGINES))
 
 test-engines: $(VENV)/.engines
-	$(BIN)/python -m pytest tests/engines
+	$(BIN)/python -m pytest $(ENGINES)
+
+docs: $(VENV)/.docs
+	$(BIN)/python docs/site.py
+	$(BIN)/mkdocs build --strict --quiet
+
+dist: $(VENV)/.docs
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/twine check --strict dist/*
+
+torture: $(VENV)/.dev
+	PYTHONPATH=tests $(BIN)/python -m torture
+
+fuzz: $(VENV)/.dev
+	FUZZ_EXAMPLES=$(FUZZ) $(BIN)/python -m pytest tests/fuzz
+	PYTHONPATH=tests $(BIN)/python -c "import pathlib, tempfile; from fuzz.run_folders import folders; \
+	  wrong = folders(pathlib.Path(tempfile.mkdtemp()), $(FUZZ)); print(*wrong, sep='\n'); exit(bool(wrong))"
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -45,6 +72,11 @@ $(VENV)/.demo: $(VENV)/.torch
 $(VENV)/.dev: $(VENV)/.torch
 	@echo "installing fedflat with the dev extra …"
 	@$(PIP) install -c constraints.txt -e '.[dev]'
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.torch
+	@echo "installing fedflat with the docs extra …"
+	@$(PIP) install -c constraints.txt -e '.[docs]'
 	@touch $@
 
 $(VENV)/.engines: $(VENV)/.dev
@@ -68,5 +100,5 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV)
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis runs/demo
+	rm -rf $(VENV) build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis runs/demo
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

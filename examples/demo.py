@@ -16,12 +16,13 @@ import sys
 from pathlib import Path
 
 from fedflat import Experiment, FedflatError
-from fedflat.analysis.study import study
 from fedflat.cli import describe, warnings_shown
+from fedflat.console import console, say, shown_path
 from fedflat.report.html import report
-from fedflat.report.records import records_of
-from fedflat.report.terminal import charts, console, runs_table, say, shown_path
-from fedflat.series import run_all, series
+from fedflat.report.terminal import charts, runs_table
+from fedflat.runs.records import records_of
+from fedflat.runs.series import run_all, series
+from fedflat.studies.study import study
 
 METHODS = ("fedavg", "fedavg+asam+swa", "fedavg+const")
 LOOK_AT = ("curvature", "density", "landscape")

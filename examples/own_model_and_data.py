@@ -32,7 +32,7 @@ class Net(nn.Module):
         self.head = nn.Linear(16 * 4 * 4, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Ten scores a sample."""
+        """Ten scores per sample."""
         return self.head(self.body(x))
 
 

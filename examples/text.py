@@ -1,4 +1,4 @@
-"""Text: a next-character model of this project's own documents, one client a document.
+"""Text: a next-character model of this project's own documents, one client per document.
 
 Every document is a client with a vocabulary, a subject and a length of its own. The last fifth of each is its test set.
 A small network reads windows of 32 characters and predicts, at each place, the one that follows from the last eight.
@@ -50,7 +50,7 @@ def windows(text: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def federation() -> fedflat.Federation:
-    """One client a document; integer inputs reach the model as they are."""
+    """One client per document; integer inputs reach the model as they are."""
     texts = [encoded((HOME / name).read_text()) for name in DOCUMENTS]
     cuts = [4 * len(text) // 5 for text in texts]
     tests = [windows(text[cut:]) for text, cut in zip(texts, cuts, strict=True)]
@@ -60,7 +60,7 @@ def federation() -> fedflat.Federation:
 
 
 def guessing(data: fedflat.Federation) -> float:
-    """Bits a character of a model that knows only how often each one occurs in the training data."""
+    """Bits per character of a model that knows only how often each one occurs in the training data."""
     counts = torch.ones(len(ALPHABET))
     for client in range(len(data)):
         _, y = data.samples(client).batch(torch.arange(data.size(client)))
@@ -92,7 +92,7 @@ def main() -> None:
 
     last = run.metrics[-1]
     print(f"{arguments.method}: {len(data)} documents, {data.sizes.sum()} windows, {last['round']} rounds")
-    print(f"bits a character: {last['loss'] / math.log(2):.2f}; by letter frequencies alone {guessing(data):.2f}")
+    print(f"bits per character: {last['loss'] / math.log(2):.2f}; by letter frequencies alone {guessing(data):.2f}")
     print(f"characters predicted: {last['accuracy']:.1%} of all; document by document:")
     for row in run.evaluations:
         print(

@@ -1,6 +1,6 @@
-"""Federated learning that generalises: every method a sum of small parts, one loop that runs them all.
+"""Federated learning that generalises: every method is a sum of small parts, and one loop runs them all.
 
-Names are imported when first used, so that `fedflat --help` need not wait for torch.
+Names are imported when first used, so that `fedflat --help` does not wait for torch.
 """
 
 from __future__ import annotations
@@ -10,41 +10,43 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedflat import analysis
-    from fedflat.callbacks import Callback, EarlyStopping, TargetStopping
+    from fedflat.core.flat import FlatModel
+    from fedflat.core.method import Method
+    from fedflat.core.part import Part
+    from fedflat.core.views import Local, Server
     from fedflat.data import Federation, load_federation
     from fedflat.errors import FedflatError, InputError, RunError
     from fedflat.experiment import Experiment
-    from fedflat.flat import FlatModel
-    from fedflat.method import Local, Method, Part, Server
     from fedflat.parts import register
     from fedflat.presets import preset
     from fedflat.report.compare import compare
     from fedflat.report.comparison import Comparison
-    from fedflat.result import Run, load_run
-    from fedflat.runner import run
+    from fedflat.runs.callbacks import Callback, EarlyStopping, TargetStopping
+    from fedflat.runs.result import Run, load_run
+    from fedflat.runs.runner import run
 
 _HOMES = {
-    "Callback": "callbacks",
+    "Callback": "runs.callbacks",
     "Comparison": "report.comparison",
-    "EarlyStopping": "callbacks",
+    "EarlyStopping": "runs.callbacks",
     "Experiment": "experiment",
     "Federation": "data",
     "FedflatError": "errors",
-    "FlatModel": "flat",
+    "FlatModel": "core.flat",
     "InputError": "errors",
-    "Local": "method",
-    "Method": "method",
-    "Part": "method",
-    "Run": "result",
+    "Local": "core.views",
+    "Method": "core.method",
+    "Part": "core.part",
+    "Run": "runs.result",
     "RunError": "errors",
-    "Server": "method",
-    "TargetStopping": "callbacks",
+    "Server": "core.views",
+    "TargetStopping": "runs.callbacks",
     "compare": "report.compare",
     "load_federation": "data",
-    "load_run": "result",
+    "load_run": "runs.result",
     "preset": "presets",
-    "register": "parts",
-    "run": "runner",
+    "register": "core.registry",
+    "run": "runs.runner",
 }
 __all__ = [
     "Callback",

@@ -1,4 +1,4 @@
-"""Packages that are only needed for some things, imported when they are."""
+"""Optional packages, imported when they are needed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,16 @@ from fedflat.errors import InputError
 
 
 def needed(module: str, name: str, extra: str) -> Any:
-    """Import a module that comes with an extra of fedflat. name: what to call it if it is not there."""
+    """Import an optional module.
+
+    Args:
+        module: The module's name.
+        name: What the error calls it.
+        extra: The extra of fedflat that installs it.
+
+    Raises:
+        InputError: The module is not installed.
+    """
     try:
         return importlib.import_module(module)
     except ImportError:
@@ -19,10 +28,7 @@ def needed(module: str, name: str, extra: str) -> Any:
 
 
 def blank_figure(width: float, height: float) -> Any:
-    """An empty matplotlib figure of this size in inches; pyplot and its global state are left alone.
-
-    A notebook shows it all the same.
-    """
+    """An empty matplotlib figure of this size in inches, without pyplot and its global state."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -30,7 +36,7 @@ def blank_figure(width: float, height: float) -> Any:
         raise InputError("a picture needs matplotlib: pip install 'fedflat[report]'") from None
 
     class Picture(Figure):
-        """A figure that notebooks can show without pyplot."""
+        """A figure that notebooks show without pyplot."""
 
         def _repr_png_(self) -> bytes:
             file = BytesIO()

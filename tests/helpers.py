@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 import fedflat
-from fedflat import Experiment, Federation, Local, Part, Server, streams
+from fedflat import Experiment, Federation, Local, Part, Server
+from fedflat.core import streams
 
 assert callable(fedflat.run)  # before anything imports the module of the same name
 TESTS = Path(__file__).parent
@@ -25,6 +26,11 @@ DEFENCES = [  # as they are set against two attackers of ten clients
     "multikrum(attackers=2)",
     "centred_clipping(tau=1.0)",
     "norm_bound(limit=1.0)",
+    "norm_bound(quantile=0.5)",
+    "centred_clipping(quantile=0.5)",
+    "geometric_median",
+    "bucketing(s=2)+median",
+    "nnm(attackers=2)+trimmed_mean(beta=0.2)",
 ]
 
 
@@ -77,14 +83,14 @@ class Diary(Part):
     def begin(self, local: Local) -> None:
         local.state(self).setdefault("drift", torch.zeros_like(local.theta))
 
-    def correct(self, local: Local) -> None:
+    def correct_gradient(self, local: Local) -> None:
         local.grad.add_(local.theta - local.received(self)["centre"], alpha=self.pull)
         local.grad.add_(local.state(self)["drift"], alpha=self.pull)
 
     def end(self, local: Local) -> None:
-        state, now = local.state(self), torch.tensor([local.round], dtype=torch.int32)
+        state, now = local.state(self), local.theta.new_tensor([local.round], dtype=torch.int32)
         state["drift"] = state["drift"] + (local.theta - local.origin)
-        state["visits"] = state.get("visits", torch.tensor(0)) + 1
+        state["rounds_seen"] = state.get("rounds_seen", torch.tensor(0)) + 1
         state["rounds"] = torch.cat([state["rounds"], now]) if "rounds" in state else now
         state["short"] = local.theta.bfloat16().view(1, -1)
         state["flag"] = torch.tensor(local.round % 2 == 0)
@@ -96,7 +102,7 @@ class Diary(Part):
         kept = server.state(self)
         return {"centre": kept.get("centre", torch.zeros_like(server.theta)), "round": torch.tensor(server.round)}
 
-    def conclude(self, server: Server) -> None:
+    def end_round(self, server: Server) -> None:
         kept, total = server.state(self), server.total(self)
         kept["centre"] = server.theta + 0.01 * total["drift"]
         kept["heard"] = kept.get("heard", 0) + total["heard"]
@@ -115,7 +121,7 @@ def same(a: Any, b: Any) -> bool:
 
 def timeless(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows of a table without what a clock put there."""
-    return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
+    return [{key: value for key, value in row.items() if not key.endswith("seconds")} for row in rows]
 
 
 def assert_same_run(a: fedflat.Run, b: fedflat.Run, clients: int) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import fedflat
-from fedflat.analysis.study import STUDIES
-from fedflat.analysis.subject import subject
+from fedflat.studies.run_data import run_data
+from fedflat.studies.study import STUDIES
 
-WATCH = ("drift", "gsnr", "client_curvature", "feature_norms", "interference")
+WATCH = ("drift", "gsnr", "client_curvature", "feature_norms", "global_feature_norms", "interference")
 
 
 def experiment(**changes: Any) -> fedflat.Experiment:
@@ -34,7 +34,7 @@ def analysed(runs: list[Path]) -> None:
 
     Those of one run are made of the first and the last, those that take a second of the first only.
     """
-    subjects = {run: subject(run, samples=40) for run in runs}
+    subjects = {run: run_data(run, samples=40) for run in runs}
     for name, each in STUDIES.items():
         single = runs[:1] if name in ("density", "spectrum", "clients") else runs[::2]
         for group in [runs[: each.runs]] if each.runs > 1 else [[run] for run in single]:

@@ -21,9 +21,7 @@ from fedflat.experiment import coerce
 POSITIVE = st.floats(1e-300, 1e300)
 EXPERIMENTS = st.builds(
     Experiment,
-    method=st.sampled_from(
-        ["fedavg", "feddc(alpha=0.01)+man", 'npz(path="a\\\\b")', "line\nline", "naïve ω 𝄞", "\r\t\b\x07\x7f"]
-    ),
+    method=st.sampled_from(["fedavg", "feddc(alpha=0.01)+man", 'npz(path="a\\\\b")', "line\nline", "naïve ω 𝄞", "\t"]),
     lr=POSITIVE,
     lr_decay=POSITIVE,
     clip=st.none() | POSITIVE,

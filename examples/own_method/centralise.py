@@ -24,7 +24,7 @@ class Centralise(Part):
     def __post_init__(self) -> None:
         self.require(0 <= self.strength <= 1, f"strength must lie between 0 and 1, got {self.strength}")
 
-    def correct(self, local: Local) -> None:
+    def correct_gradient(self, local: Local) -> None:
         """Centre the rows of all weights with two dimensions or more."""
         for span in local.model.spans:
             if len(span.shape) >= 2:

@@ -9,7 +9,7 @@
 5
 
 Data is a pair `(x, y)`, an iterable of such batches, or a map-style dataset. `Protocol` explains the options that all
-functions on a model and data share (loss, max_samples, seed, memory, workers, progress …). The model is left as found.
+functions take (loss, max_samples, seed, memory, workers, progress …). No function changes the model.
 """
 
 from __future__ import annotations
@@ -24,31 +24,33 @@ from fedflat.analysis.behaviour import (
     tail_average,
 )
 from fedflat.analysis.calibration import Calibration, calibration, calibration_of
+from fedflat.analysis.client_drift import client_consistency, drift_diversity, weight_cosines, weight_norms
 from fedflat.analysis.connectivity import Connectivity, connectivity
+from fedflat.analysis.corrupted import CORRUPTIONS, Corruption, corrupt
+from fedflat.analysis.corruptions import Corruptions, corruptions
 from fedflat.analysis.cross_client import CrossClient, compare_diagonals, cross_client
 from fedflat.analysis.curvature import Curvature, curvature, spectrum
 from fedflat.analysis.density import Density, spectral_density
-from fedflat.analysis.drift import client_consistency, drift_diversity, weight_cosines, weight_norms
 from fedflat.analysis.features import feature_norm, features, nearest_centroid_accuracy, silhouette, tsne
 from fedflat.analysis.hvp import hessian_product
+from fedflat.analysis.ice import photographed_frost
 from fedflat.analysis.lanczos import Eigenpairs, extreme_eigenpairs
-from fedflat.analysis.landscape import interpolate, landscape_1d, landscape_2d, landscape_plane
-from fedflat.analysis.layers import LayerCurvature, LayerTable, channel_curvature, layer_curvature
+from fedflat.analysis.landscape import Landscape, interpolate, landscape_1d, landscape_2d, landscape_plane
+from fedflat.analysis.layer_curvature import LayerCurvature, LayerTable, channel_curvature, layer_curvature
 from fedflat.analysis.noise import NoiseCurve, noise_curve
-from fedflat.analysis.power import power_iteration
-from fedflat.analysis.protocol import Conditions, Protocol
+from fedflat.analysis.problem import Conditions, Protocol
 from fedflat.analysis.pruning import PrunedFeatures, magnitude_mask, pruned, pruned_features
-from fedflat.analysis.rounds import AccuracyOverRounds, accuracy_over_rounds
 from fedflat.analysis.signal import GradientSignal, gsnr, signal_from_batches
 from fedflat.analysis.steps import GradientVariance, Movement, StepRatio, by_movement, gradient_variance, osgr
-from fedflat.analysis.survey import Landscape
 from fedflat.analysis.trace import TraceEstimate, hessian_diagonal, hessian_trace, hutchinson
 
 __all__ = [
-    "AccuracyOverRounds",
+    "CORRUPTIONS",
     "Calibration",
     "Conditions",
     "Connectivity",
+    "Corruption",
+    "Corruptions",
     "CrossClient",
     "Curvature",
     "Density",
@@ -66,7 +68,6 @@ __all__ = [
     "RoundsToTarget",
     "StepRatio",
     "TraceEstimate",
-    "accuracy_over_rounds",
     "by_movement",
     "calibration",
     "calibration_of",
@@ -74,6 +75,8 @@ __all__ = [
     "client_consistency",
     "compare_diagonals",
     "connectivity",
+    "corrupt",
+    "corruptions",
     "cross_client",
     "curvature",
     "drift_diversity",
@@ -98,7 +101,7 @@ __all__ = [
     "noise_curve",
     "osgr",
     "per_class_accuracy",
-    "power_iteration",
+    "photographed_frost",
     "pruned",
     "pruned_features",
     "rounds_to_target",

@@ -1,4 +1,4 @@
-"""How well a model does: by class, over rounds, and on data it was not trained on."""
+"""How well a model predicts: per class, over the rounds, and on data it was not trained on."""
 
 from __future__ import annotations
 
@@ -10,18 +10,22 @@ import torch
 from torch import Tensor, nn
 
 from fedflat.analysis.features import class_scores
-from fedflat.analysis.protocol import Options, Protocol, opened
+from fedflat.analysis.landscape import scores
+from fedflat.analysis.problem import Options, Protocol, opened
 from fedflat.analysis.results import plain
-from fedflat.analysis.survey import scores
+from fedflat.core.curves import round_reaching, tail_mean
+from fedflat.core.flat import FlatModel
 from fedflat.errors import InputError
-from fedflat.flat import FlatModel
-from fedflat.report.records import round_reaching
 
 
 def per_class_accuracy(
     model: nn.Module | FlatModel, data: Any, *, classes: int | None = None, **options: Unpack[Options]
 ) -> Tensor:
-    """Accuracy on each class, nan where it has no sample. classes: how many; by the model's outputs if not given."""
+    """Accuracy per class; nan for a class without samples.
+
+    Args:
+        classes: Number of classes; None takes the number of the model's outputs.
+    """
     logits, labels = class_scores(model, data, "accuracy by class", **options)
     count = logits.shape[1] if classes is None else classes
     if int(labels.min()) < 0 or int(labels.max()) >= count:
@@ -32,20 +36,24 @@ def per_class_accuracy(
 
 
 def forgetting(accuracy: Tensor | Sequence[Sequence[float]]) -> Tensor:
-    """max over s < t of A[s, k] − A[t, k] for every round t > 0: how far each client's accuracy lies below its best.
+    """max over s < t of A[s, k] − A[t, k] for every round t > 0: how far each client's accuracy is below its best.
 
-    accuracy: A, one row a round, one column a client (or class). Row 0 of the result is zero; below 0 is a new best.
+    Args:
+        accuracy: A, one row per round, one column per client (or class).
+
+    Returns:
+        A matrix of the same shape. Row 0 is zero; a negative value is a new best.
     """
     matrix = torch.as_tensor(accuracy, dtype=torch.float64)
     if matrix.dim() != 2 or len(matrix) == 0:
-        raise InputError(f"one row a round and one column a client are needed, got shape {tuple(matrix.shape)}")
+        raise InputError(f"one row per round and one column per client are needed, got shape {tuple(matrix.shape)}")
     best = matrix.cummax(0).values
     return torch.cat([torch.zeros_like(matrix[:1]), best[:-1] - matrix[1:]])
 
 
 @dataclass(frozen=True)
 class RoundsToTarget:
-    """The first round (from 1) at which a target is reached; None, written "T+", where it never is."""
+    """The first round (counted from 1) that reaches a target; None, printed as "T+", if none of the T rounds does."""
 
     round: int | None
     rounds: int
@@ -59,9 +67,12 @@ class RoundsToTarget:
 
 
 def rounds_to_target(accuracy: Sequence[float], target: float, *, window: int = 1) -> RoundsToTarget:
-    """When a curve of accuracies, one a round, reaches a target. window: average over so many last rounds first.
+    """The first round at which a curve of accuracies, one per round, reaches a target.
 
-    A mean curve may reach it later than every seed, or never: report both.
+    A mean curve may reach the target later than every single seed, or never: report both.
+
+    Args:
+        window: Number of rounds of the moving average that is compared with the target.
     """
     if window < 1:
         raise InputError(f"window must be at least 1, got {window}")
@@ -71,15 +82,17 @@ def rounds_to_target(accuracy: Sequence[float], target: float, *, window: int = 
 
 
 def tail_average(values: Sequence[float], last: int = 100) -> float:
-    """Mean over the last rounds, or all where there are fewer."""
+    """Mean over the last `last` rounds, or over all if there are fewer."""
     if not len(values) or last < 1:
         raise InputError("at least one value and one round are needed")
-    return float(torch.as_tensor(values, dtype=torch.float64)[-last:].mean())
+    mean = tail_mean(enumerate(map(float, values), start=1), last, len(values))
+    assert mean is not None
+    return mean
 
 
 @dataclass(frozen=True)
 class Generalisation:
-    """Loss and accuracy on training and on test data, and how much worse the latter are."""
+    """Loss and accuracy on training and on test data, and the gaps between them."""
 
     train_loss: float
     test_loss: float
@@ -102,7 +115,7 @@ class Generalisation:
 
 
 def generalisation(model: nn.Module | FlatModel, data: Any, test: Any, **options: Unpack[Options]) -> Generalisation:
-    """How well a model does on the data it was trained on and on other data."""
+    """Loss and accuracy of a model on its training data and on test data."""
     found = []
     for each in (data, test):
         with opened(model, each, Protocol.of(options)) as problem:

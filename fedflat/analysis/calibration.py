@@ -1,4 +1,4 @@
-"""Whether a classifier is as often right as it is sure."""
+"""Calibration: does a classifier's confidence match its accuracy?"""
 
 from __future__ import annotations
 
@@ -8,19 +8,24 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
+from fedflat.analysis.drawing import BLUE, QUIET, dress
 from fedflat.analysis.features import class_scores
-from fedflat.analysis.protocol import Options
+from fedflat.analysis.problem import Options
 from fedflat.analysis.results import plain
+from fedflat.core.flat import FlatModel
 from fedflat.errors import InputError
-from fedflat.flat import FlatModel
+from fedflat.extras import blank_figure
 
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """Confidence against accuracy.
+    """Confidence against accuracy, over equal bins b of the confidence.
 
-    error: expected calibration error, Σ (n_b/n)·|accuracy − confidence| over equal bins of confidence; worst: the
-    largest term without its weight. confidence, accuracy: means of each bin, nan where it is empty; counts: samples.
+    Attributes:
+        error: Expected calibration error, Σ (n_b/n)·|accuracy − confidence|.
+        worst: The largest |accuracy − confidence| of a bin.
+        confidence, accuracy: Mean per bin; nan where the bin is empty.
+        counts: Number of samples per bin.
     """
 
     error: float
@@ -34,23 +39,31 @@ class Calibration:
         return plain(self)
 
     def plot(self) -> Any:
-        """A matplotlib figure: the reliability diagram."""
-        from fedflat.analysis.plots import calibration_figure
-
-        return calibration_figure(self)
+        """The reliability diagram."""
+        figure = blank_figure(4.5, 4.2)
+        axes = figure.subplots()
+        bins = len(self.counts)
+        edges = [i / bins for i in range(bins)]
+        axes.bar(
+            edges, self.accuracy.nan_to_num(0).tolist(), width=0.95 / bins, align="edge", color=BLUE, label="accuracy"
+        )
+        axes.plot([0, 1], [0, 1], color=QUIET, linestyle=":", label="perfect")
+        dress(axes, f"expected calibration error {self.error:.3f}", "confidence", "")
+        axes.legend(frameon=False)
+        return figure
 
 
 def calibration(model: nn.Module | FlatModel, data: Any, *, bins: int = 15, **options: Unpack[Options]) -> Calibration:
-    """Whether a classifier is as often right as it is sure. bins: equal parts of (0, 1]."""
+    """Calibration of a classifier on data. bins: number of equal parts of (0, 1]."""
     return calibration_of(*class_scores(model, data, "calibration", **options), bins)
 
 
 def calibration_of(logits: Tensor, labels: Tensor, bins: int = 15) -> Calibration:
-    """The same of given scores (before the softmax), one row a label."""
+    """Calibration of given scores (before the softmax), one row per label."""
     if bins < 1:
         raise InputError(f"at least one bin is needed, got {bins}")
     if logits.dim() != 2 or labels.shape != logits.shape[:1] or not len(labels) or bool(logits.isnan().any()):
-        raise InputError("one row of scores a label is needed, at least one, and none of them nan")
+        raise InputError("one row of scores per label is needed, at least one, and none of them nan")
     sure, chosen = logits.double().softmax(1).max(1)
     right = (chosen == labels).double()
     place = (sure * bins).ceil().long().clamp(1, bins) - 1

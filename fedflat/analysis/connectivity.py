@@ -1,4 +1,4 @@
-"""Straight lines between the models of several clients: are they in one valley?"""
+"""The loss on straight lines between models: do they lie in one valley?"""
 
 from __future__ import annotations
 
@@ -11,21 +11,25 @@ import torch
 from torch import Tensor, nn
 
 from fedflat.analysis.directions import weights_of
-from fedflat.analysis.protocol import Conditions, Options, Protocol, opened
+from fedflat.analysis.drawing import draw_matrix
+from fedflat.analysis.landscape import axis, score_points
+from fedflat.analysis.problem import Conditions, Options, Protocol, opened
 from fedflat.analysis.results import plain
-from fedflat.analysis.survey import axis, survey
+from fedflat.core.flat import FlatModel
 from fedflat.errors import InputError
-from fedflat.flat import FlatModel
+from fedflat.extras import blank_figure
 
 AnyModel = nn.Module | FlatModel
 
 
 @dataclass(frozen=True, eq=False)
 class Connectivity:
-    """How well the models of several clients are connected by straight lines.
+    """The loss on the straight line between each pair of models.
 
-    loss: of every model (diagonal) and the highest on the line between two. barrier: by how much the loss on that line
-    exceeds the line between the losses at its ends at most, never below 0. Both are symmetric.
+    Attributes:
+        loss: Symmetric matrix; the diagonal has the loss of each model, the rest the highest loss between two models.
+        barrier: Symmetric matrix; the largest excess of the loss over the linear interpolation between the losses at
+            both ends, at least 0.
     """
 
     loss: Tensor
@@ -37,16 +41,21 @@ class Connectivity:
         return plain(self)
 
     def plot(self) -> Any:
-        """A matplotlib figure: the barriers as a map."""
-        from fedflat.analysis.plots import connectivity_figure
-
-        return connectivity_figure(self)
+        """The barriers between all pairs."""
+        figure = blank_figure(5, 4.2)
+        draw_matrix(figure, figure.subplots(), self.barrier, "barrier between two models", range(len(self.barrier)))
+        return figure
 
 
 def connectivity(
     models: Sequence[AnyModel], data: Any, *, points: int = 11, refresh_bn: bool = True, **options: Unpack[Options]
 ) -> Connectivity:
-    """Straight lines between all pairs of several models."""
+    """The loss on the straight lines between all pairs of models.
+
+    Args:
+        points: Number of points per line.
+        refresh_bn: Compute BatchNorm's statistics anew from `data` at every point.
+    """
     if len(models) < 2:
         raise InputError(f"at least two models are needed, got {len(models)}")
     with opened(models[0], data, Protocol.of(options)) as problem:
@@ -54,7 +63,7 @@ def connectivity(
         pairs = list(itertools.combinations(range(len(models)), 2))
         share = axis(0.0, 1.0, points)
         places = [_mixed(len(models), a, b, float(t)) for a, b in pairs for t in share]
-        losses = survey(problem, None, places, torch.zeros_like(vectors[0]), vectors, refresh_bn)[:, 0]
+        losses = score_points(problem, None, places, torch.zeros_like(vectors[0]), vectors, refresh_bn)[:, 0]
         highest, barrier = (torch.zeros(len(models), len(models), dtype=torch.float64) for _ in range(2))
         for (a, b), line in zip(pairs, losses.reshape(len(pairs), points), strict=True):
             highest[a, a], highest[b, b] = line[0], line[-1]

@@ -1,4 +1,4 @@
-"""How differently curved the models of several clients are: H_N and H_D of FedAlign (paper 001, eqs. 3–4)."""
+"""How much the curvature differs between clients: H_N and H_D of FedAlign (paper 001, eqs. 3–4)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
-from fedflat.analysis.data import read
+from fedflat.analysis.batches import read
 from fedflat.analysis.hvp import Hessian
+from fedflat.analysis.problem import Conditions, Options, Problem, Protocol, opened
 from fedflat.analysis.progress import announce, tracked
-from fedflat.analysis.protocol import Conditions, Options, Problem, Protocol, opened
 from fedflat.analysis.results import plain
 from fedflat.analysis.trace import hutchinson
+from fedflat.core.flat import FlatModel
 from fedflat.errors import InputError, UnknownNameError
-from fedflat.flat import FlatModel
 
 DIAGONALS = ("element", "tensor_trace")
 PAIRS = ("distinct", "all")
@@ -25,9 +25,13 @@ ON = ("client", "global")
 
 @dataclass(frozen=True, eq=False)
 class CrossClient:
-    """H_N, the mean squared difference of the lengths of the clients' Hessian diagonals, and H_D, their mean cosine.
+    """H_N and H_D of the clients' Hessian diagonals q_k.
 
-    norm: H_N. direction: H_D. conditions: of each client. diagonals: q_k, one row a client.
+    Attributes:
+        norm: H_N, the mean squared difference of the norms ‖q_k‖ of two clients.
+        direction: H_D, the mean cosine between two clients' q_k.
+        conditions: One entry per client.
+        diagonals: q_k, one row per client.
     """
 
     norm: float
@@ -52,9 +56,12 @@ def cross_client(
 ) -> CrossClient:
     """Compare the clients' Hessians by their diagonals, estimated with the same probes for all.
 
-    data: one data set a model. on: "client" evaluates each model on its own data, "global" every one on all data.
-    diagonal: "element", as in the paper's equations, or "tensor_trace", one number a tensor, as in its code.
-    pairs: "distinct" clients, or "all", which counts each client with itself too, as the code does.
+    Args:
+        data: One data set per model.
+        diagonal: "element", as in the paper's equations, or "tensor_trace", one number per tensor, as in its code.
+        pairs: "distinct" clients, or "all", which also pairs each client with itself, as in the code.
+        on: "client" evaluates each model on its own data, "global" evaluates every model on all data.
+        probes: Number of random probes per diagonal.
     """
     for kind, name, known in (("diagonal", diagonal, DIAGONALS), ("pairs", pairs, PAIRS), ("data choice", on, ON)):
         if name not in known:
@@ -79,18 +86,18 @@ def _diagonal(problem: Problem, kind: str, probes: int) -> Tensor:
         announce(protocol.progress, "diagonal", probes, hessian.seconds)
         with tracked(protocol.progress, "diagonal", probes) as hessian.step:
             found = hutchinson(hessian, like, probes=probes, diagonal=True, seed=protocol.seed).diagonal
-    assert found is not None  # since it was asked for
+    assert found is not None  # diagonal=True
     if kind == "element":
         return found
     return torch.stack([span.of(found).sum() for span in problem.flat.spans])
 
 
 def compare_diagonals(q: Tensor, pairs: str = "distinct") -> tuple[float, float]:
-    """H_N and H_D of diagonals q, one row a client. Identical rows give 0 and 1."""
+    """H_N and H_D of diagonals q, one row per client. Identical rows give 0 and 1."""
     if pairs not in PAIRS:
         raise UnknownNameError("pairs", pairs, PAIRS)
     if q.dim() != 2 or len(q) < 2:
-        raise InputError(f"two rows or more are needed, one a client, got shape {tuple(q.shape)}")
+        raise InputError(f"two rows or more are needed, one per client, got shape {tuple(q.shape)}")
     norms = q.norm(dim=1)
     apart = (norms[:, None] - norms[None, :]) ** 2
     cosine = (q @ q.T) / (norms[:, None] * norms[None, :])

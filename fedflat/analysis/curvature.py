@@ -8,29 +8,33 @@ from typing import Any, Unpack
 
 from torch import Tensor, nn
 
-from fedflat.analysis.density import Density, spectral_density
+from fedflat.analysis.density import Density, draw_density, spectral_density
+from fedflat.analysis.drawing import BLUE, RED, dress
 from fedflat.analysis.hvp import Hessian
-from fedflat.analysis.lanczos import Eigenpairs, extreme_eigenpairs, first_steps
-from fedflat.analysis.power import power_iteration
+from fedflat.analysis.lanczos import extreme_eigenpairs, first_steps
+from fedflat.analysis.problem import Conditions, Options, Protocol, opened
 from fedflat.analysis.progress import announce, tracked
-from fedflat.analysis.protocol import Conditions, Options, Protocol, opened
 from fedflat.analysis.results import plain
 from fedflat.analysis.trace import hutchinson
-from fedflat.errors import InputError, UnknownNameError
-from fedflat.flat import FlatModel
+from fedflat.core.flat import FlatModel
+from fedflat.errors import InputError
+from fedflat.extras import blank_figure
 
-METHODS = ("lanczos", "power")
 NONE_BELOW = 1e-6  # a λ_min above −this·λ_max counts as zero
 
 
 @dataclass(frozen=True, eq=False)
 class Curvature:
-    """The Hessian of a mean loss at a point.
+    """The Hessian of the mean loss at the model's weights.
 
-    eigenvalues: the k largest, descending; residuals: ‖Hv − λv‖ of each, a bound of its error.
-    smallest: the smallest eigenvalue; smallest_residual: its residual.
-    trace, trace_error: Hutchinson's estimate and its standard error; None where not asked for.
-    density: see `Density`. vectors: unit eigenvectors in rows. products: Hessian products spent.
+    Attributes:
+        eigenvalues: The k largest, in descending order.
+        residuals: ‖Hv − λv‖ of each, a bound on its error.
+        smallest, smallest_residual: The smallest eigenvalue and its residual.
+        trace, trace_error: Hutchinson's estimate and its standard error; None if not requested.
+        density: See `Density`; None if not requested.
+        products: Number of Hessian-vector products computed.
+        vectors: Unit eigenvectors of the k largest eigenvalues, one per row.
     """
 
     eigenvalues: Tensor
@@ -46,7 +50,7 @@ class Curvature:
 
     @property
     def sharpness_ratio(self) -> float:
-        """λ₁/λ₅; nan where fewer than five are known."""
+        """λ₁/λ₅; nan if fewer than five eigenvalues are known."""
         return float(self.eigenvalues[0] / self.eigenvalues[4]) if len(self.eigenvalues) >= 5 else math.nan
 
     @property
@@ -56,15 +60,22 @@ class Curvature:
 
     @property
     def convexity_ratio(self) -> float:
-        """|λ_max/λ_min|; inf where no eigenvalue is negative beyond rounding (see `extremes`)."""
+        """|λ_max/λ_min|; inf if no eigenvalue is negative beyond rounding."""
         largest, smallest = self.extremes
         return math.inf if smallest >= -NONE_BELOW * abs(largest) else abs(largest / smallest)
 
     def plot(self) -> Any:
-        """A matplotlib figure of the eigenvalues, beside the density where it is known."""
-        from fedflat.analysis.plots import curvature_figure
-
-        return curvature_figure(self)
+        """Eigenvalues by rank with their residuals, and the density if it was computed."""
+        figure = blank_figure(10 if self.density else 5, 4)
+        axes = figure.subplots(1, 2 if self.density else 1, squeeze=False)[0]
+        ranks = range(1, len(self.eigenvalues) + 1)
+        axes[0].errorbar(ranks, self.eigenvalues.numpy(), self.residuals.numpy(), fmt="o", markersize=4, color=BLUE)
+        axes[0].axhline(self.smallest, color=RED, linewidth=1, label=f"smallest: {self.smallest:.3g}")
+        dress(axes[0], "largest eigenvalues of the Hessian", "rank", "λ")
+        axes[0].legend(frameon=False)
+        if self.density:
+            draw_density(axes[1], self.density)
+        return figure
 
     def to_dict(self) -> dict[str, Any]:
         """Numbers, text and lists only; without the vectors."""
@@ -78,7 +89,6 @@ def curvature(
     k: int = 5,
     trace: bool = True,
     density: bool = False,
-    method: str = "lanczos",
     tol: float = 1e-3,
     steps: int | None = None,
     multiplicity: bool = False,
@@ -87,12 +97,13 @@ def curvature(
 ) -> Curvature:
     """The k largest eigenvalues of the Hessian and the smallest, its trace, and on request its density.
 
-    data: a pair (x, y), an iterable of batches, or a map-style dataset. `Protocol` explains the further options.
-    method: "lanczos" or "power". tol, steps, multiplicity: of the method; see `extreme_eigenpairs`, `power_iteration`.
-    probes: at most so many for the trace, which stops early where it settles to 1e-3.
+    Args:
+        data: A pair (x, y), an iterable of batches, or a map-style dataset.
+        k: Number of largest eigenvalues.
+        tol, steps, multiplicity: See `extreme_eigenpairs`.
+        probes: Largest number of probes for the trace; it stops earlier when the trace changes by less than 0.1 %.
+        options: See `Protocol`.
     """
-    if method not in METHODS:
-        raise UnknownNameError("method", method, METHODS)
     protocol = Protocol.of(options)
     with opened(model, data, protocol) as problem, Hessian(problem) as hessian:
         if not 1 <= k <= hessian.size:
@@ -103,10 +114,7 @@ def curvature(
             protocol.progress, "curvature", expected, hessian.seconds, note=f", {_basis(hessian, k)} for eigenvectors"
         )
         with tracked(protocol.progress, "curvature", expected) as hessian.step:
-            if method == "lanczos":
-                pairs = extreme_eigenpairs(hessian, like, k, tol=tol, steps=steps, multiplicity=multiplicity, seed=seed)
-            else:
-                pairs = _both_ends(hessian, like, k, tol, steps or 100, seed)
+            pairs = extreme_eigenpairs(hessian, like, k, tol=tol, steps=steps, multiplicity=multiplicity, seed=seed)
             found = hutchinson(hessian, like, probes=probes, tol=1e-3, seed=seed) if trace else None
             shape = spectral_density(hessian, like, seed=seed) if density else None
         top, bottom = pairs
@@ -125,7 +133,7 @@ def curvature(
 
 
 def spectrum(model: nn.Module | FlatModel, data: Any, k: int = 200, **options: Unpack[Options]) -> Curvature:
-    """The k largest eigenvalues, or all where there are fewer parameters, without the trace."""
+    """The k largest eigenvalues, or all if there are fewer parameters, without the trace."""
     size = sum(p.numel() for p in _module(model).parameters() if p.requires_grad)
     return curvature(model, data, k=min(k, size) if size else k, trace=False, **options)
 
@@ -134,14 +142,6 @@ def _module(model: nn.Module | FlatModel) -> nn.Module:
     return model.module if isinstance(model, FlatModel) else model
 
 
-def _both_ends(
-    hessian: Hessian, like: Tensor, k: int, tol: float, steps: int, seed: int
-) -> tuple[Eigenpairs, Eigenpairs]:
-    top = power_iteration(hessian, like, k, tol=tol, steps=steps, seed=seed)
-    bottom = power_iteration(lambda v: -hessian(v), like, 1, tol=tol, steps=steps, seed=seed)
-    return top, Eigenpairs(-bottom.values, bottom.vectors, bottom.residuals)
-
-
 def _basis(hessian: Hessian, k: int) -> str:
-    """Memory that Lanczos' basis will take, for the user to know beforehand."""
+    """Memory that the Lanczos basis takes, to announce it beforehand."""
     return f"{first_steps(hessian.size, k) * hessian.size * hessian.dtype.itemsize / 2**20:.0f} MiB"

@@ -1,4 +1,4 @@
-"""Directions in the space of weights along which a landscape is drawn."""
+"""Directions in weight space along which a landscape is drawn."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedflat import streams
 from fedflat.analysis.hvp import Hessian
 from fedflat.analysis.lanczos import extreme_eigenpairs
-from fedflat.analysis.protocol import Problem, private_copy
+from fedflat.analysis.problem import Problem, private_copy
+from fedflat.core import streams
+from fedflat.core.flat import FlatModel
 from fedflat.errors import InputError, UnknownNameError
-from fedflat.flat import FlatModel
 
 KINDS = ("filter", "eigen")
 COLLINEAR = 1e-6  # a third model this close to the line, relative to its distance, spans no plane
-ROUNDING = 4.0  # nor one as near as this many roundings of the weights
+ROUNDING = 4.0  # nor does one within this many rounding errors of the weights
 
 
 def gaussian(flat: FlatModel, seed: int, number: int) -> Tensor:
-    """A Gaussian vector as long as the weights."""
-    draw = torch.randn(flat.size, generator=streams.torch_stream(seed, "direction", number), dtype=torch.float64)
+    """A Gaussian vector with one entry per weight."""
+    draw = streams.stream(seed, "direction", number).normal(flat.size, torch.float64)
     return draw.to(flat.theta.dtype)
 
 
 def filter_normalised(flat: FlatModel, direction: Tensor) -> Tensor:
-    """Every output filter of the direction at the length of the model's own; biases and norms are not moved.
+    """Scale every output filter of the direction to the norm of the model's filter; biases and norm layers get 0.
 
-    Without this, a network and the same one with rescaled layers would look differently sharp (Li et al., 2018).
+    Otherwise a network and its copy with rescaled layers would seem differently sharp (Li et al., 2018).
     """
     out = torch.zeros_like(direction)
     for span in flat.spans:
@@ -40,7 +40,7 @@ def filter_normalised(flat: FlatModel, direction: Tensor) -> Tensor:
 
 
 def directions_of(problem: Problem, kind: Any, count: int) -> list[Tensor]:
-    """So many directions: "filter", "eigen", or tensors given as they are."""
+    """`count` directions of a kind: "filter", "eigen", or the given tensors."""
     if isinstance(kind, str):
         if kind not in KINDS:
             raise UnknownNameError("direction", kind, KINDS)
@@ -62,12 +62,12 @@ def eigenvectors(problem: Problem, count: int) -> list[Tensor]:
 
 
 def plane(first: Tensor, second: Tensor, third: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Orthonormal directions of the plane through three models, and the coordinates of the models, one row each."""
+    """Two orthonormal directions of the plane through three models, and the models' coordinates, one row each."""
     rounding = ROUNDING * torch.finfo(first.dtype).eps * float(first.norm())
     to_second, to_third = second.double() - first.double(), third.double() - first.double()
     length, distance = to_second.norm(), to_third.norm()
     if float(length) == 0:
-        raise InputError("the first two models are the same: they span no plane; give three different ones")
+        raise InputError("the first two models are equal: they span no plane; give three different ones")
     u = to_second / length
     along = u @ to_third
     rest = to_third - along * u
@@ -80,7 +80,7 @@ def plane(first: Tensor, second: Tensor, third: Tensor) -> tuple[Tensor, Tensor,
 
 
 def weights_of(model: nn.Module | FlatModel | Tensor, like: FlatModel) -> Tensor:
-    """The trainable weights of a model of the same architecture as one vector; a vector stays as it is."""
+    """The trainable weights of a model with the architecture of `like`, as a vector; a vector is returned as it is."""
     if isinstance(model, Tensor):
         vector = model.detach()
         same = vector.shape == like.theta.shape
@@ -89,7 +89,7 @@ def weights_of(model: nn.Module | FlatModel | Tensor, like: FlatModel) -> Tensor
         vector, same = other.theta, [span.shape for span in other.spans] == [span.shape for span in like.spans]
     if not same:
         raise InputError(
-            f"models of one architecture are needed: one has {like.size} weights, one {vector.numel()}, in other shapes"
+            f"the models must have one architecture: one has {like.size} weights, one {vector.numel()}, in other shapes"
         )
     if not bool(vector.isfinite().all()):
         raise InputError("the weights of one of the models are not finite")

@@ -1,4 +1,4 @@
-"""What a model makes of data: outputs, penultimate features, and how well classes are apart there."""
+"""Outputs and penultimate features of a model, and how well they separate the classes."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
-from fedflat.analysis.protocol import Options, Problem, Protocol, opened, suited
-from fedflat.data.federation import IGNORED
+from fedflat.analysis.problem import Options, Problem, Protocol, opened, suited
+from fedflat.core.flat import FlatModel
+from fedflat.core.samples import IGNORED
+from fedflat.core.scores import judge
 from fedflat.errors import InputError, UnknownNameError
 from fedflat.extras import needed
-from fedflat.flat import FlatModel
-from fedflat.scoring import judge
 
 LAYERS = ("logits", "penultimate")
 
@@ -20,16 +20,17 @@ LAYERS = ("logits", "penultimate")
 def features(
     model: nn.Module | FlatModel, data: Any, *, layer: str = "penultimate", **options: Unpack[Options]
 ) -> tuple[Tensor, Tensor]:
-    """Features of all samples, one a row, and their labels.
+    """Features of all samples, one row per sample, and their labels.
 
-    layer: "penultimate" is what enters the last linear layer; "logits" is the model's output.
+    Args:
+        layer: "penultimate" is the input of the last linear layer; "logits" is the model's output.
     """
     with opened(model, data, Protocol.of(options)) as problem:
         return features_of(problem, layer)
 
 
 def features_of(problem: Problem, layer: str) -> tuple[Tensor, Tensor]:
-    """The same of a problem that is open."""
+    """Features and labels of an open problem; see `features`."""
     if layer not in LAYERS:
         raise UnknownNameError("layer", layer, LAYERS)
     if layer == "penultimate":
@@ -40,7 +41,7 @@ def features_of(problem: Problem, layer: str) -> tuple[Tensor, Tensor]:
             output = problem.flat.module(suited(x, problem.flat.theta))
             found = problem.flat.take_features() if layer == "penultimate" else output
             if not isinstance(found, Tensor):
-                raise InputError(f"the model's {layer} are no tensor")
+                raise InputError(f"the model's {layer} are not a tensor")
             rows.append(found.reshape(len(y), -1))
     return torch.cat(rows), torch.cat([y for _, y in problem.batches])
 
@@ -48,9 +49,12 @@ def features_of(problem: Problem, layer: str) -> tuple[Tensor, Tensor]:
 def class_scores(
     model: nn.Module | FlatModel, data: Any, needed_for: str, **options: Unpack[Options]
 ) -> tuple[Tensor, Tensor]:
-    """Scores of the classes and labels, one a row: of every sample, or every place of an image or a sequence.
+    """Class scores and labels, one row per sample, or per position of an image or a sequence.
 
-    Labels of −100 are left out, as cross-entropy does. needed_for: what to call the analysis in an error.
+    Labels of −100 are left out, as in cross-entropy.
+
+    Args:
+        needed_for: Name of the analysis in error messages.
     """
     found: list[tuple[Tensor, Tensor]] = []
     with opened(model, data, Protocol.of(options)) as problem, torch.no_grad():
@@ -69,15 +73,15 @@ def class_scores(
 def feature_norm(
     model: nn.Module | FlatModel, data: Any, *, layer: str = "logits", **options: Unpack[Options]
 ) -> float:
-    """Mean length of the features over the samples (paper 003, fig. 7)."""
+    """Mean norm of the features over the samples (paper 003, fig. 7)."""
     rows, _ = features(model, data, layer=layer, **options)
     return float(rows.double().norm(dim=1).mean())
 
 
 def silhouette(rows: Tensor, labels: Tensor) -> float:
-    """Mean over samples of (b − a)/max(a, b): a the mean distance to its own class, b to the nearest other one.
+    """Mean over samples of (b − a)/max(a, b): a is the mean distance to the own class, b to the nearest other one.
 
-    1 where classes are tight and far apart, below 0 where they are mixed. A class of one sample counts 0.
+    It is near 1 if classes are compact and far apart, and below 0 if they are mixed. A class of one sample counts as 0.
     """
     classes, own, counts = _classes(rows, labels)
     totals = torch.stack([_distances(rows, rows[own == c]).sum(1) for c in range(len(classes))], 1)
@@ -91,16 +95,16 @@ def silhouette(rows: Tensor, labels: Tensor) -> float:
 
 
 def nearest_centroid_accuracy(rows: Tensor, labels: Tensor) -> float:
-    """Share of samples nearer to the mean of their own class than to any other's."""
+    """Fraction of samples that are nearer to the mean of their own class than to any other mean."""
     classes, own, _ = _classes(rows, labels)
     centres = torch.stack([rows[own == c].double().mean(0) for c in range(len(classes))])
     return float((_distances(rows, centres).argmin(1) == own).double().mean())
 
 
 def _classes(rows: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The classes, each sample's place among them, and their sizes."""
+    """The classes, the class index of each sample, and the class sizes."""
     if labels.shape != rows.shape[:1]:
-        raise InputError(f"one label a row is needed: {len(rows)} rows have labels of shape {tuple(labels.shape)}")
+        raise InputError(f"one label per row is needed: {len(rows)} rows have labels of shape {tuple(labels.shape)}")
     classes, own, counts = torch.unique(labels, return_inverse=True, return_counts=True)
     if len(classes) < 2:
         raise InputError("at least two classes are needed to say how far apart they are")
@@ -116,7 +120,9 @@ def tsne(rows: Tensor, *, perplexity: float = 30.0, seed: int = 0) -> Tensor:
     manifold = needed("sklearn.manifold", "scikit-learn, which t-SNE needs,", "report")
     threads = needed("threadpoolctl", "threadpoolctl", "report")
     if len(rows) <= max(perplexity, 1):
-        raise InputError(f"t-SNE of {len(rows)} samples needs more of them or a perplexity below; got {perplexity}")
-    with threads.threadpool_limits(1):  # on a busy machine several wait for each other
+        raise InputError(
+            f"t-SNE needs more than {len(rows)} samples for perplexity {perplexity}: give more samples or lower it"
+        )
+    with threads.threadpool_limits(1):  # on a busy machine several threads wait for each other
         made = manifold.TSNE(perplexity=perplexity, random_state=seed, init="pca")
         return torch.as_tensor(made.fit_transform(rows.double().numpy()))

@@ -1,8 +1,8 @@
-"""Products of the Hessian of the mean loss with a vector, without the Hessian.
+"""Products of the Hessian of the mean loss with a vector, without computing the Hessian.
 
 Hv = Σ_b (n_b/n) ∇(∇L_b · v) by differentiating twice. The first derivative does not depend on v: its graph is kept for
-as many batches as the memory allows, and a product then takes about one and a half gradients instead of two and a half.
-(Forward-over-reverse differentiation takes as long as the latter and can keep nothing.)
+as many batches as fit into memory. A product then takes as long as about 1.5 gradients instead of 2.5.
+(Forward-over-reverse differentiation takes as long as 2.5 gradients and cannot keep anything.)
 """
 
 from __future__ import annotations
@@ -13,19 +13,24 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
-from fedflat.analysis.data import lanes
-from fedflat.analysis.protocol import Options, Problem, Protocol, add_parts, opened
-from fedflat.analysis.team import Team, shared, team_size
+from fedflat.analysis.batches import lanes
+from fedflat.analysis.parallel import Parallel, worker_count
+from fedflat.analysis.problem import Options, Problem, Protocol, add_parts, opened
+from fedflat.core.flat import FlatModel, Span
+from fedflat.core.shared_memory import shared_zeros
 from fedflat.errors import InputError
-from fedflat.flat import FlatModel, Span
 
-PRODUCT = 1.8  # gradients that a product takes, roughly
+PRODUCT = 1.8  # approximate duration of a product, in gradients
 Product = Callable[[Tensor], Tensor]
-"""v ↦ Hv for a symmetric H; all that the eigenvalue and trace methods know of a Hessian."""
+"""v ↦ Hv for a symmetric H; the eigenvalue and trace methods need nothing else of a Hessian."""
 
 
 def hessian_product(model: nn.Module | FlatModel, data: Any, vector: Tensor, **options: Unpack[Options]) -> Tensor:
-    """Hv of the mean loss. vector: as long as the trainable parameters together, in the order of `parameters()`."""
+    """Hv of the mean loss.
+
+    Args:
+        vector: v, one entry per trainable parameter, in the order of `parameters()`.
+    """
     with opened(model, data, Protocol.of(options)) as problem, Hessian(problem) as hessian:
         if vector.shape != (hessian.size,):
             raise InputError(f"the vector has shape {tuple(vector.shape)}, the model {hessian.size} parameters")
@@ -33,10 +38,17 @@ def hessian_product(model: nn.Module | FlatModel, data: Any, vector: Tensor, **o
 
 
 class Hessian:
-    """The Hessian of a problem, or its diagonal block of some spans, as a function v ↦ Hv.
+    """The Hessian of a problem, or one diagonal block of it, as a function v ↦ Hv.
 
-    spans: the tensors of the block; the graph then reaches back only as far as it must.
-    Use it in a `with`, which ends its worker processes. `count` is the number of products so far.
+    Use it in a `with` statement, which ends its worker processes.
+
+    Args:
+        spans: The tensors of the block; the graph then covers only the layers that they need. None is all of them.
+
+    Attributes:
+        count: Number of products so far.
+        seconds: Estimated duration of one product.
+        step: Called after each product.
     """
 
     def __init__(self, problem: Problem, spans: list[Span] | None = None) -> None:
@@ -46,25 +58,25 @@ class Hessian:
         self.spans = _packed(chosen)
         self.size, self.dtype, self.count = self.spans[-1].stop, problem.flat.theta.dtype, 0
         self._lanes = lanes(len(problem.batches))
-        self._vector = shared((self.size,), problem.flat.theta.dtype)
-        self._sums = shared((len(self._lanes), self.size), problem.flat.theta.dtype)
+        self._vector = shared_zeros((self.size,), problem.flat.theta.dtype)
+        self._sums = shared_zeros((len(self._lanes), self.size), problem.flat.theta.dtype)
         self._graphs: dict[int, tuple[Tensor, ...]] = {}
         self._room = self._room_for_graphs()
-        self._team = Team(self._add_lane, len(self._lanes), problem.protocol.workers)
-        self.seconds = PRODUCT * problem.seconds / self._team.size  # what one product is likely to take
-        self.step: Callable[[], None] = lambda: None  # called after each product
+        self._parallel = Parallel(self._add_lane, len(self._lanes), problem.protocol.workers)
+        self.seconds = PRODUCT * problem.seconds / self._parallel.size
+        self.step: Callable[[], None] = lambda: None
 
     def _room_for_graphs(self) -> int:
-        """How many batches' graphs may be kept beside the one that each worker is busy with."""
+        """Number of batches whose graphs can be kept, in addition to the one that each worker is working on."""
         largest = max(len(y) for _, y in self._problem.batches)
         each = max(self._problem.sample_bytes(), 1) * largest
-        busy = 2 * team_size(self._problem.protocol.workers, len(self._lanes))
+        busy = 2 * worker_count(self._problem.protocol.workers, len(self._lanes))
         return max(0, int(self._problem.protocol.memory * 2**30 / each) - busy)
 
     def __call__(self, vector: Tensor) -> Tensor:
         """Hv."""
         self._vector.copy_(vector)
-        self._team.run()
+        self._parallel.run()
         self.count += 1
         self.step()
         total = self._sums[0].clone()
@@ -106,25 +118,27 @@ class Hessian:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._team.__exit__(*error)
+        self._parallel.__exit__(*error)
         self._graphs.clear()
 
 
 def _refuse_dead_ends(gradient: tuple[Tensor, ...]) -> None:
-    """Functions that are differentiable once leave out terms of a second derivative without a word; find them."""
+    """Raise an error for functions that can be differentiated only once: they drop second-order terms silently."""
     seen, nodes = set(), [part.grad_fn for part in gradient]
     while nodes:
         node = nodes.pop()
         if node is None or node in seen:
             continue
         if type(node).__name__ == "Error":
-            raise InputError("the model cannot be differentiated twice: a function of it is marked once_differentiable")
+            raise InputError(
+                "the model cannot be differentiated twice: one of its functions is marked once_differentiable"
+            )
         seen.add(node)
         nodes += [after for after, _ in node.next_functions]
 
 
 def _packed(spans: list[Span]) -> list[Span]:
-    """The same tensors, one directly after the other."""
+    """The same tensors, stored one directly after the other."""
     packed, start = [], 0
     for span in spans:
         size = span.stop - span.start

@@ -1,9 +1,9 @@
-"""Eigenvalues at both ends of a symmetric operator, by Lanczos' method with full re-orthogonalisation.
+"""Largest and smallest eigenvalues of a symmetric operator, by Lanczos' method with full re-orthogonalisation.
 
-Every new vector is made orthogonal to all earlier ones, so that no eigenvalue appears a second time by rounding (a
-"ghost"). By the same token a run is sure to see only one copy of a multiple eigenvalue: others appear late, as
-rounding brings them in, or when the Krylov space is exhausted and a random vector goes on. `multiplicity=True` looks
-for them: the method is started again in the complement of what was found, until no larger value appears there.
+Every new vector is made orthogonal to all earlier ones, so that rounding does not let an eigenvalue appear a second
+time (a "ghost"). As a consequence, Lanczos reliably finds only one copy of a multiple eigenvalue. The others appear
+late, through rounding, or when the Krylov space is exhausted and a random vector continues it. `multiplicity=True`
+searches for them: it restarts the method in the complement of the eigenvectors found, until no larger value appears.
 """
 
 from __future__ import annotations
@@ -14,20 +14,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedflat import streams
 from fedflat.analysis.hvp import Product
+from fedflat.core import streams
 from fedflat.errors import InputError
 
 log = logging.getLogger(__name__)
-CANCELLED = 0.7  # of a vector must be left, or it is made orthogonal once more
-LOOSER = 10.0  # the smallest eigenvalue, which often lies in a dense crowd, may have so many times the tolerance
+CANCELLED = 0.7  # if less of a vector's norm is left, orthogonalise it once more
+LOOSER = 10.0  # factor on the tolerance of the smallest eigenvalue, which often lies in a dense cluster
 
 
 @dataclass(frozen=True, eq=False)
 class Eigenpairs:
-    """Approximate eigenvalues in descending order.
+    """Approximate eigenpairs in descending order of the eigenvalue.
 
-    vectors: one row each. residuals: ‖Hv − λv‖; an eigenvalue lies within that distance of λ.
+    Attributes:
+        vectors: Unit eigenvectors, one per row.
+        residuals: ‖Hv − λv‖; a true eigenvalue lies within that distance of λ.
     """
 
     values: Tensor
@@ -42,15 +44,18 @@ class Eigenpairs:
 
 
 class Krylov:
-    """An orthonormal basis in which the operator is tridiagonal; it grows by one vector a product.
+    """An orthonormal basis in which the operator is tridiagonal; each product adds one vector.
 
-    avoid: orthonormal rows to whose complement everything is confined. The first vector is random, but see `begin`.
+    The first vector is random unless `begin` sets it.
+
+    Args:
+        avoid: Orthonormal rows; the basis stays in their orthogonal complement.
     """
 
     def __init__(
-        self, product: Product, size: int, like: Tensor, generator: torch.Generator, avoid: Tensor | None = None
+        self, product: Product, size: int, like: Tensor, stream: streams.Stream, avoid: Tensor | None = None
     ) -> None:
-        self._product, self._generator = product, generator
+        self._product, self._stream = product, stream
         self._avoid = like.new_empty(0, size) if avoid is None else avoid
         self.dimension = size - len(self._avoid)  # of the space that can be filled
         self._rows = like.new_empty(0, size)
@@ -67,12 +72,12 @@ class Krylov:
         return self._rows[: len(self)]
 
     def begin(self, start: Tensor) -> Krylov:
-        """Start from this vector, at unit length."""
+        """Start from this vector, scaled to unit norm."""
         self._next = start / start.norm()
         return self
 
     def extend(self) -> None:
-        """One product, one more vector."""
+        """Compute one product and add one vector."""
         if len(self) == self.dimension:
             raise InputError(f"the Krylov space has no more than {self.dimension} dimensions")
         vector = self._fresh() if self._next is None else self._next
@@ -84,13 +89,16 @@ class Krylov:
         scale = max(map(abs, (*self.alphas, *self.betas)))
         beta = float(image.norm())
         if len(self) == self.dimension or beta <= torch.finfo(image.dtype).eps * scale:
-            beta, self._next = 0.0, None  # an invariant subspace: exact, and a new direction is needed to go on
+            beta, self._next = (
+                0.0,
+                None,
+            )  # an invariant subspace: the Ritz pairs are exact, and a new direction is needed
         else:
             self._next = image / beta
         self.betas.append(beta)
 
     def _recur(self, image: Tensor) -> None:
-        """Take out what an exact image has of the basis, its parts along the last two vectors; the rest is rounding."""
+        """Subtract the components along the last two vectors, the only ones that an exact image has."""
         image.sub_(self._rows[len(self) - 1], alpha=self.alphas[-1])
         if self.betas:
             image.sub_(self._rows[len(self) - 2], alpha=self.betas[-1])
@@ -104,12 +112,12 @@ class Krylov:
         self._rows[len(self)] = vector
 
     def _fresh(self) -> Tensor:
-        draw = torch.randn(self._rows.shape[1], generator=self._generator, dtype=torch.float64).to(self._rows.dtype)
+        draw = self._stream.normal(self._rows.shape[1], torch.float64).to(self._rows.dtype)
         self._orthogonalise(draw)
         return torch.div(draw, draw.norm())
 
     def _orthogonalise(self, vector: Tensor) -> None:
-        """Against the basis and what is avoided; twice where the first time cancels much, which leaves its rounding."""
+        """Against the basis and `avoid`; twice if the first pass cancels much, since rounding errors then remain."""
         for _ in range(2):
             before = vector.norm()
             for rows in (self.basis, self._avoid):
@@ -134,7 +142,7 @@ class Krylov:
 
 
 def first_steps(size: int, k: int) -> int:
-    """How many steps are taken before convergence is looked at."""
+    """Number of steps before the first check of convergence."""
     return min(size, max(2 * k + 20, 40))
 
 
@@ -148,22 +156,28 @@ def extreme_eigenpairs(
     multiplicity: bool = False,
     seed: int = 0,
 ) -> tuple[Eigenpairs, Eigenpairs]:
-    """The k largest eigenpairs and the smallest one, of an operator on vectors such as `like`.
+    """The k largest eigenpairs and the smallest one of a symmetric operator.
 
-    tol: go on until every residual is below tol·max|λ| (that of the smallest: ten times this), for at most four times
-    the first steps, and say so if that was too few. steps: take exactly so many instead.
+    Args:
+        product: v ↦ Hv.
+        like: A vector with the size and type of v.
+        tol: Continue until every residual is below tol·max|λ| (10·tol·max|λ| for the smallest eigenvalue), for at most
+            four times `first_steps`; log a warning if that is not enough.
+        steps: Take exactly this number of steps instead.
+        multiplicity: Search for further copies of multiple eigenvalues; see the module.
+        seed: Seed of the start vector.
     """
     if not 1 <= k <= like.numel():
         raise InputError(f"k must be from 1 to the number of parameters, {like.numel()}; got {k}")
     if steps is not None and not k <= steps <= like.numel():
         raise InputError(f"steps must be from k={k} to the number of parameters, {like.numel()}; got {steps}")
-    krylov = Krylov(product, like.numel(), like, streams.torch_stream(seed, "lanczos"))
+    krylov = Krylov(product, like.numel(), like, streams.stream(seed, "lanczos"))
     grow(krylov, k, tol, steps)
     top, bottom = krylov.pairs(list(range(k))), krylov.pairs([len(krylov) - 1])
     restart = 0
     while multiplicity and k < like.numel():
         restart += 1
-        other = Krylov(product, like.numel(), like, streams.torch_stream(seed, "lanczos", restart), top.vectors)
+        other = Krylov(product, like.numel(), like, streams.stream(seed, "lanczos", restart), top.vectors)
         grow(other, 1, tol, None)
         found = other.pairs(list(range(min(k, len(other)))))
         scale = float(top.values.abs().max())
@@ -178,7 +192,7 @@ def grow(krylov: Krylov, k: int, tol: float, steps: int | None) -> None:
     """Extend a Krylov space until its k largest Ritz pairs and the smallest have converged."""
     first = first_steps(krylov.dimension, k) if steps is None else steps
     limit = min(4 * first, krylov.dimension) if steps is None else steps
-    pause = 1 + first // 40  # steps between two looks, which take long where there are many
+    pause = 1 + first // 40  # steps between two checks, which are slow for many steps
     while len(krylov) < limit:
         krylov.extend()
         beyond = len(krylov) - first

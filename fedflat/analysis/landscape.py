@@ -1,16 +1,173 @@
-"""Pictures of the loss around a model, and between models."""
+"""The loss around a model and between models."""
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Unpack
 
+import torch
 from torch import Tensor, nn
 
 from fedflat.analysis.directions import directions_of, plane, weights_of
-from fedflat.analysis.protocol import Options, Problem, Protocol, opened
-from fedflat.analysis.survey import Landscape, axis, charted
-from fedflat.flat import FlatModel
+from fedflat.analysis.drawing import BLUE, QUIET, dress
+from fedflat.analysis.parallel import Parallel
+from fedflat.analysis.problem import Conditions, Options, Problem, Protocol, opened, suited, unchecked, understood
+from fedflat.analysis.progress import announce, tracked
+from fedflat.analysis.results import plain
+from fedflat.core.batchnorm import averaging_statistics, batchnorms
+from fedflat.core.flat import FlatModel
+from fedflat.core.scores import judge
+from fedflat.core.shared_memory import shared_zeros
+from fedflat.errors import InputError
+from fedflat.extras import blank_figure
+
+FORWARD = 0.4  # approximate fraction of a gradient's time that the forward pass takes
+
+
+@dataclass(frozen=True, eq=False)
+class Landscape:
+    """Loss and error over one or two coordinates.
+
+    Attributes:
+        axes: The coordinates along each direction.
+        loss: One value per point, indexed like the axes.
+        error: The fraction of wrong predictions per point; nan if labels are not classes.
+        test_loss, test_error: The same on the test data; None without test data.
+        marks: Coordinates of the models, by name.
+    """
+
+    axes: tuple[Tensor, ...]
+    loss: Tensor
+    error: Tensor
+    test_loss: Tensor | None
+    test_error: Tensor | None
+    marks: dict[str, tuple[float, ...]]
+    conditions: Conditions
+
+    def to_dict(self) -> dict[str, Any]:
+        """Numbers, text and lists only."""
+        return plain(self)
+
+    def plot(self) -> Any:
+        """Loss on the left, error on the right (on the test data if there is any)."""
+        figure = blank_figure(10, 4.2)
+        error = self.error if self.test_error is None else self.test_error
+        titles = "loss", "error" if self.test_error is None else "test error"
+        for axes, values, title in zip(figure.subplots(1, 2), (self.loss, error), titles, strict=True):
+            draw = _draw_line if len(self.axes) == 1 else _draw_map
+            draw(figure, axes, self, values)
+            dress(axes, title, "first direction", "second direction" if len(self.axes) == 2 else "")
+        return figure
+
+
+def _draw_line(figure: Any, axes: Any, result: Landscape, values: Any) -> None:
+    axes.plot(result.axes[0].numpy(), values.numpy(), color=BLUE)
+    for name, (place,) in result.marks.items():
+        axes.axvline(place, color=QUIET, linewidth=0.8, linestyle=":")
+        axes.annotate(name, (place, 1), xycoords=("data", "axes fraction"), fontsize=8, color=QUIET, va="top")
+
+
+def _draw_map(figure: Any, axes: Any, result: Landscape, values: Any) -> None:
+    filled = axes.contourf(*(axis.numpy() for axis in result.axes), values.T.numpy(), levels=24, cmap="viridis")
+    figure.colorbar(filled, ax=axes)
+    for name, place in result.marks.items():
+        axes.plot(*place, "o", color="white", markeredgecolor="black")
+        axes.annotate(name, place, xytext=(4, 4), textcoords="offset points", fontsize=8, color="white")
+
+
+def scores(problem: Problem) -> tuple[float, float]:
+    """Mean loss and fraction of wrong predictions at the current weights."""
+    loss = error = 0.0
+    with torch.no_grad(), understood():
+        for index, (x, y) in enumerate(problem.batches):
+            output, weight = problem.flat.module(suited(x, problem.flat.theta)), problem.weight(index)
+            loss += weight * float(problem.value(output, y))
+            error += weight * wrong(output, y)
+    return loss, error
+
+
+def wrong(output: Any, y: Tensor) -> float:
+    """Fraction of samples whose highest score is not that of the label; nan if labels are not classes."""
+    correct, judged = judge(output, y)
+    return 1 - correct / judged if judged else math.nan
+
+
+def score_points(
+    problem: Problem,
+    test: Any,
+    points: Sequence[Sequence[float]],
+    origin: Tensor,
+    directions: Sequence[Tensor],
+    refresh: bool = False,
+) -> Tensor:
+    """Loss and error at origin + Σ c·direction, one row per point with coordinates c.
+
+    Args:
+        test: Test data, which add two columns; None for none.
+        refresh: Compute BatchNorm's statistics anew from the problem's data at every point.
+    """
+    problems = [problem]
+    if test is not None:
+        problems.append(unchecked(problem.flat, test, problem.protocol))
+        problems[1].flat = problem.flat
+    rows = shared_zeros((len(points), 2 * len(problems)), torch.float64)
+
+    def score_point(number: int) -> None:
+        theta = problem.flat.theta.copy_(origin)
+        for direction, coordinate in zip(directions, points[number], strict=True):
+            theta.add_(direction, alpha=coordinate)
+        if refresh:
+            refresh_statistics(problem)
+        rows[number] = torch.tensor([value for each in problems for value in scores(each)], dtype=torch.float64)
+
+    with Parallel(score_point, len(points), problem.protocol.workers) as parallel:
+        announce(
+            problem.protocol.progress,
+            "landscape",
+            len(points),
+            FORWARD * problem.seconds * len(problems) / parallel.size,
+        )
+        with tracked(problem.protocol.progress, "landscape", len(points)) as step:
+            parallel.run(lambda job: step())
+    return rows.clone()
+
+
+def refresh_statistics(problem: Problem) -> None:
+    """Replace BatchNorm's running statistics by averages over the data at the current weights."""
+    if batchnorms(problem.flat.module):
+        with averaging_statistics(problem.flat.module), torch.no_grad():
+            for x, _ in problem.batches:
+                problem.flat.module(suited(x, problem.flat.theta))
+
+
+def charted(
+    problem: Problem,
+    test: Any,
+    axes: Sequence[Tensor],
+    origin: Tensor,
+    directions: Sequence[Tensor],
+    marks: dict[str, tuple[float, ...]],
+    refresh: bool = False,
+) -> Landscape:
+    """The landscape over the grid of the axes; see `score_points`."""
+    points = list(itertools.product(*(axis.tolist() for axis in axes)))
+    rows = score_points(problem, test, points, origin, directions, refresh)
+    shape = [len(axis) for axis in axes]
+    columns = [column.reshape(shape) for column in rows.T]
+    loss, error, test_loss, test_error = columns if test is not None else (*columns, None, None)
+    return Landscape(tuple(axes), loss, error, test_loss, test_error, marks, problem.conditions())
+
+
+def axis(low: float, high: float, points: int) -> Tensor:
+    """Evenly spaced coordinates; a zero in the middle is exact."""
+    if points < 2 or not low < high:
+        raise InputError(f"an axis needs two points or more and a length, got {points} from {low} to {high}")
+    share = torch.arange(points, dtype=torch.float64) / (points - 1)
+    return low * (1 - share) + high * share
+
 
 AnyModel = nn.Module | FlatModel
 
@@ -27,8 +184,12 @@ def landscape_1d(
 ) -> Landscape:
     """Loss and error along one direction, from −radius to radius.
 
-    direction: "filter" (random, each filter at the length of the model's own), "eigen" (unit eigenvector of the
-    largest eigenvalue), or a vector. test: more data to evaluate on. `Protocol` explains the further options.
+    Args:
+        direction: "filter" (random, each filter scaled to the norm of the model's), "eigen" (unit eigenvector of the
+            largest eigenvalue of the Hessian), or a vector.
+        points: Number of points.
+        test: Test data to evaluate as well.
+        options: See `Protocol`.
     """
     with opened(model, data, Protocol.of(options)) as problem:
         return _around(problem, test, direction, 1, points, radius)
@@ -44,7 +205,11 @@ def landscape_2d(
     test: Any = None,
     **options: Unpack[Options],
 ) -> Landscape:
-    """The same over two directions. points: a side; 51 by default, 41 along eigenvectors."""
+    """Loss and error over two directions; see `landscape_1d`.
+
+    Args:
+        points: Number of points per axis; 51 by default, 41 for eigenvectors.
+    """
     if points is None:
         points = 41 if direction == "eigen" else 51
     with opened(model, data, Protocol.of(options)) as problem:
@@ -72,9 +237,14 @@ def landscape_plane(
 ) -> Landscape:
     """Loss and error in the plane through three models of one architecture.
 
-    u = θ₂ − θ₁, v = (θ₃ − θ₁) less its part along u; the axes are distances from θ₁ along both.
-    margin: how far the picture goes beyond, as a share of ‖u‖ and ‖v‖. second, third: models or weight vectors.
-    refresh_bn: BatchNorm's statistics are computed anew at every point, from `data`.
+    u = θ₂ − θ₁, v = (θ₃ − θ₁) minus its component along u; the axes are distances from θ₁ along both.
+
+    Args:
+        second, third: Models or weight vectors.
+        points: Number of points per axis.
+        margin: How far the plane extends beyond the models, as a fraction of ‖u‖ and ‖v‖.
+        test: Test data to evaluate as well.
+        refresh_bn: Compute BatchNorm's statistics anew from `data` at every point.
     """
     with opened(first, data, Protocol.of(options)) as problem:
         origin = problem.flat.theta.clone()
@@ -96,7 +266,7 @@ def interpolate(
     refresh_bn: bool = True,
     **options: Unpack[Options],
 ) -> Landscape:
-    """Loss and error on the line from one model (0) to another (1). margin: how far beyond both ends."""
+    """Loss and error on the line from one model (0) to another (1); see `landscape_plane`."""
     with opened(first, data, Protocol.of(options)) as problem:
         origin = problem.flat.theta.clone()
         step = weights_of(second, problem.flat) - origin

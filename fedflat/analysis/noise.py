@@ -10,11 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from fedflat.analysis.directions import gaussian
-from fedflat.analysis.protocol import Conditions, Options, Protocol, opened
+from fedflat.analysis.drawing import BLUE, dress
+from fedflat.analysis.landscape import score_points
+from fedflat.analysis.problem import Conditions, Options, Protocol, opened
 from fedflat.analysis.results import plain
-from fedflat.analysis.survey import survey
+from fedflat.core.flat import FlatModel
 from fedflat.errors import InputError
-from fedflat.flat import FlatModel
+from fedflat.extras import blank_figure
 
 AnyModel = nn.Module | FlatModel
 RATIOS = tuple(i / 10 for i in range(11))
@@ -22,7 +24,7 @@ RATIOS = tuple(i / 10 for i in range(11))
 
 @dataclass(frozen=True, eq=False)
 class NoiseCurve:
-    """Loss and error under random noise ε of growing size r = ‖ε‖/‖w‖: mean and standard deviation over draws."""
+    """Loss and error under random noise ε of growing size r = ‖ε‖/‖w‖: mean and standard deviation over the draws."""
 
     ratios: Tensor
     loss: Tensor
@@ -36,10 +38,16 @@ class NoiseCurve:
         return plain(self)
 
     def plot(self) -> Any:
-        """A matplotlib figure with both curves."""
-        from fedflat.analysis.plots import noise_figure
-
-        return noise_figure(self)
+        """Mean loss and error with a band of one standard deviation."""
+        figure = blank_figure(10, 4)
+        pairs = ((self.loss, self.loss_deviation), (self.error, self.error_deviation))
+        ratios = self.ratios.numpy()
+        for axes, pair, title in zip(figure.subplots(1, 2), pairs, ("loss", "error"), strict=True):
+            mean, deviation = (values.numpy() for values in pair)
+            axes.plot(ratios, mean, color=BLUE)
+            axes.fill_between(ratios, mean - deviation, mean + deviation, color=BLUE, alpha=0.2)
+            dress(axes, title, "‖noise‖ / ‖weights‖", "")
+        return figure
 
 
 def noise_curve(
@@ -51,9 +59,12 @@ def noise_curve(
     per_layer: bool = False,
     **options: Unpack[Options],
 ) -> NoiseCurve:
-    """Robustness against noise: each draw is one Gaussian direction, followed through all ratios.
+    """Robustness against noise on the weights. Each draw is one Gaussian direction, used for all ratios.
 
-    per_layer: scale each tensor of the noise to the length of the model's own instead of the whole vector.
+    Args:
+        ratios: Values of ‖noise‖/‖weights‖.
+        draws: Number of directions.
+        per_layer: Scale the noise per tensor, to the norm of the model's tensor, instead of as a whole.
     """
     if draws < 1 or not len(ratios):
         raise InputError("at least one draw and one ratio are needed")
@@ -63,14 +74,14 @@ def noise_curve(
         places = [
             [r if place == draw else 0.0 for place in range(draws)] for draw in range(draws) for r in map(float, ratios)
         ]
-        rows = survey(problem, None, places, origin, noises).reshape(draws, len(ratios), 2)
+        rows = score_points(problem, None, places, origin, noises).reshape(draws, len(ratios), 2)
         mean, deviation = rows.mean(0), rows.std(0, correction=min(1, draws - 1))
         steps = torch.as_tensor(ratios, dtype=torch.float64)
         return NoiseCurve(steps, mean[:, 0], deviation[:, 0], mean[:, 1], deviation[:, 1], problem.conditions())
 
 
 def noise_direction(flat: FlatModel, seed: int, draw: int, per_layer: bool = False) -> Tensor:
-    """Gaussian noise as long as the weights: as a whole, or tensor by tensor."""
+    """Gaussian noise with the norm of the weights, as a whole or per tensor."""
     noise = gaussian(flat, seed, draw)
     if not per_layer:
         return torch.mul(noise, flat.theta.norm() / noise.norm())

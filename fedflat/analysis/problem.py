@@ -1,29 +1,104 @@
-"""A private copy of a model, with the data and the loss to look at it with."""
+"""The conditions of every analysis; they are the same for all, so that results are comparable.
+
+An analysis works on a copy of the model: evaluation mode, dropout off, BatchNorm with its running statistics, fixed
+samples in a fixed order, one thread per process. The model itself stays bit for bit as it was, even after an error,
+and the global random generators are restored. Parameters without `requires_grad` are constants. Half-precision weights
+are converted to single precision, which holds them exactly.
+"""
 
 from __future__ import annotations
 
+import copy
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fedflat.analysis.data import Batch, take
-from fedflat.analysis.memory import graph_bytes
-from fedflat.analysis.options import Protocol
-from fedflat.data.federation import IGNORED
-from fedflat.errors import InputError
-from fedflat.flat import FlatModel, Span
+from fedflat.analysis.batches import WIDEST, Batch, cut, read, subset, take
+from fedflat.analysis.progress import Progress
+from fedflat.core import streams
+from fedflat.core.batchnorm import forget_statistics
+from fedflat.core.flat import FlatModel, Span
+from fedflat.core.inputs import hosted_inputs, map_inputs
+from fedflat.core.processes import single_thread
+from fedflat.core.samples import IGNORED
+from fedflat.errors import InputError, UnknownNameError
+
+Loss = Callable[[Any, Tensor], Tensor]
+
+
+class Options(TypedDict, total=False):
+    """The options of every analysis; `Protocol` explains them."""
+
+    loss: Loss
+    bn: str
+    max_samples: int | None
+    seed: int
+    batch_size: int | None
+    memory: float
+    workers: int
+    progress: Progress
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """The options of an analysis.
+
+    Args:
+        loss: Function of (output, labels) that returns the mean loss, without penalties.
+        bn: "running" uses BatchNorm's running statistics, "batch" those of each batch, without tracking them.
+        max_samples: Use a fixed random subset of this size; None uses all samples.
+        seed: Seed of the subset and of random probes and directions.
+        batch_size: Largest number of samples per batch; the data is cut into equal batches. None chooses by `memory`.
+            It changes results by rounding only, except with bn="batch" and in `gradient_variance`.
+        memory: GiB for activations. Batches are cut to fit. If there is room, graphs are kept between Hessian
+            products, which makes products faster by half. Vectors of the model's size need additional memory.
+        workers: Number of processes with one thread each; 1 computes in this process, 0 uses every core. The result
+            does not depend on it.
+        progress: True shows a bar on stderr; a function is called with the number of steps done and the total.
+    """
+
+    loss: Loss = F.cross_entropy
+    bn: str = "running"
+    max_samples: int | None = None
+    seed: int = 0
+    batch_size: int | None = None
+    memory: float = 2.0
+    workers: int = 1
+    progress: Progress = False
+
+    def __post_init__(self) -> None:
+        if self.bn not in ("running", "batch"):
+            raise UnknownNameError("bn", self.bn, ("running", "batch"))
+        if not 0 < self.memory < math.inf:
+            raise InputError(f"memory must be a positive number of GiB, got {self.memory}")
+        if self.batch_size is not None and self.batch_size < 1:
+            raise InputError(f"batch_size must be at least 1, got {self.batch_size}")
+        if self.workers < 0:
+            raise InputError(f"workers must not be negative, got {self.workers}")
+
+    @classmethod
+    def of(cls, options: Options) -> Protocol:
+        """A protocol from keyword options; an unknown option raises an error that names the most similar one."""
+        known = [entry.name for entry in fields(cls)]
+        for name in options:
+            if name not in known:
+                raise UnknownNameError("option", name, known)
+        return cls(**options)
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """What a result was computed on: samples, parameters, the seed, the mode, the mean loss there, the precision."""
+    """What a result was computed on: numbers of samples and parameters, seed, mode, mean loss, precision."""
 
     samples: int
     parameters: int
@@ -33,18 +108,18 @@ class Conditions:
     dtype: str
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as a dictionary."""
+        """Numbers and text only."""
         return asdict(self)
 
 
 @dataclass
 class Problem:
-    """A private copy of a model, and the batches and the loss to look at it with."""
+    """A private copy of a model, with the batches and the loss of the analysis."""
 
     flat: FlatModel
     batches: list[Batch]
     protocol: Protocol
-    seconds: float = field(default=0.0, init=False)  # of one gradient
+    seconds: float = field(default=0.0, init=False)  # duration of one gradient
     loss: float = field(default=math.nan, init=False)
     gradient: Tensor = field(init=False)
 
@@ -60,14 +135,14 @@ class Problem:
         return [named[span.name] for span in self.flat.spans]
 
     @cached_property
-    def _shares(self) -> list[float]:
-        """Of each batch in the mean: by its samples, or by its labels where some are to be ignored."""
+    def _weights(self) -> list[float]:
+        """Weight of each batch in the mean: its number of samples, or of labels that are not ignored."""
         counts = [len(y) if y.is_floating_point() else int((y != IGNORED).sum()) for _, y in self.batches]
         return [count / max(sum(counts), 1) for count in counts]
 
     def weight(self, index: int) -> float:
-        """Share of a batch in the mean over samples."""
-        return self._shares[index]
+        """Weight of a batch in the mean over samples."""
+        return self._weights[index]
 
     def batch_loss(self, index: int) -> Tensor:
         """Mean loss of one batch."""
@@ -75,7 +150,7 @@ class Problem:
         return self.value(self.flat.module(suited(x, self.flat.theta)), y)
 
     def sample_bytes(self) -> int:
-        """What the graph of a Hessian product takes for one sample."""
+        """Memory per sample of the graph of a Hessian product."""
         x, y = max(self.batches, key=lambda batch: len(batch[1]))
 
         def loss(count: int) -> Tensor:
@@ -86,7 +161,7 @@ class Problem:
             return graph_bytes(loss, self.parameters, len(y))
 
     def value(self, output: Any, y: Tensor) -> Tensor:
-        """The loss of an output, with floating-point labels brought to its type."""
+        """The loss of an output; floating-point labels are converted to the type of the weights."""
         loss = self.protocol.loss(output, suited(y, self.flat.theta))
         if not (isinstance(loss, Tensor) and loss.dim() == 0):
             raise InputError(
@@ -104,7 +179,7 @@ class Problem:
         return total, gradient
 
     def batch_gradient(self, index: int) -> tuple[float, tuple[Tensor, ...]]:
-        """Mean loss of one batch and its gradient, a tensor a parameter; none where the loss depends on none."""
+        """Mean loss of one batch and its gradient, one tensor per parameter; empty if the loss depends on none."""
         with understood():
             loss = self.batch_loss(index)
             if not loss.requires_grad:
@@ -112,7 +187,7 @@ class Problem:
             return loss.item(), torch.autograd.grad(loss, self.parameters, materialize_grads=True)
 
     def check(self) -> None:
-        """Refuse a loss that is not finite, or that has other bits the second time."""
+        """Raise an error if the loss is not finite or if a second evaluation gives other bits."""
         self.loss, self.gradient = self.evaluate()
         if not (math.isfinite(self.loss) and bool(self.gradient.isfinite().all())):
             what = "loss" if not math.isfinite(self.loss) else "gradient"
@@ -133,7 +208,7 @@ class Problem:
             )
 
     def conditions(self) -> Conditions:
-        """What to report beside a result."""
+        """The conditions to report with a result."""
         mode = f"eval, BatchNorm by {self.protocol.bn} statistics"
         kind = str(self.flat.theta.dtype).removeprefix("torch.")
         return Conditions(self.samples, self.flat.size, self.protocol.seed, mode, self.loss, kind)
@@ -141,7 +216,7 @@ class Problem:
 
 @contextmanager
 def understood() -> Iterator[None]:
-    """What a model or a loss says of data that it cannot take, as an error of ours."""
+    """Turn errors of the model or the loss about the data into `InputError`."""
     try:
         yield
     except InputError:
@@ -153,16 +228,104 @@ def understood() -> Iterator[None]:
 
 
 def suited(x: Any, like: Tensor) -> Any:
-    """Floating-point tensors of an input in the type of the weights."""
-    if isinstance(x, dict):
-        return {key: suited(value, like) for key, value in x.items()}
-    if isinstance(x, (list, tuple)):
-        return type(x)(suited(value, like) for value in x)
-    return x.to(like.dtype) if isinstance(x, Tensor) and x.is_floating_point() else x
+    """An input whose floating-point tensors have the type of the weights."""
+    return map_inputs(lambda t: t.to(like.dtype) if isinstance(t, Tensor) and t.is_floating_point() else t, x)
 
 
 def add_parts(total: Tensor, spans: list[Span], parts: Any, weight: float) -> None:
-    """Add tensors, one a span or None, to a vector over the same spans."""
+    """Add weight·parts, one tensor or None per span, to a vector over the same spans."""
     for span, part in zip(spans, parts, strict=False):
         if part is not None:
             span.of(total).add_(part, alpha=weight)
+
+
+@contextmanager
+def opened(model: nn.Module | FlatModel, data: Any, protocol: Protocol) -> Iterator[Problem]:
+    """A checked problem for a model and data; see the module."""
+    with _quiet(protocol.seed):
+        problem = unchecked(model, data, protocol)
+        problem.check()
+        yield problem
+
+
+def unchecked(model: nn.Module | FlatModel, data: Any, protocol: Protocol) -> Problem:
+    """A problem without the two evaluations of the check."""
+    flat = private_copy(model, protocol.bn)
+    batches: list[Batch] = hosted_inputs(read(data))
+    if isinstance(protocol.loss, nn.Module):
+        protocol = replace(protocol, loss=copy.deepcopy(protocol.loss).to("cpu"))
+    if protocol.max_samples is not None:
+        batches = subset(batches, protocol.max_samples, protocol.seed)
+    problem = Problem(flat, batches, protocol)
+    if protocol.batch_size is not None:
+        problem.batches = cut(batches, protocol.batch_size)
+    elif protocol.bn != "batch":
+        problem.batches = cut(batches, fitting(problem), shared=True)
+    elif len(batches) == 1 and len(batches[0][1]) > WIDEST:
+        raise InputError("bn='batch' depends on what a batch is: give batch_size, or the data as batches")
+    return problem
+
+
+def fitting(problem: Problem) -> int:
+    """The largest batch size such that eight batches fit into `memory`."""
+    return max(1, min(WIDEST, int(problem.protocol.memory * 2**30 / 8 / max(problem.sample_bytes(), 1))))
+
+
+def private_copy(model: nn.Module | FlatModel, bn: str = "running") -> FlatModel:
+    """A copy in evaluation mode that shares nothing with the model."""
+    module = model.module if isinstance(model, FlatModel) else model
+    trainable = [p for p in module.parameters() if p.requires_grad] if isinstance(module, nn.Module) else []
+    if not trainable:
+        raise InputError(
+            f"nothing in {type(module).__name__} requires a gradient: "
+            "call requires_grad_() on the parameters to be analysed"
+        )
+    try:
+        own = copy.deepcopy(module).to("cpu")  # sums in double precision and probes of the CPU's streams
+        flat = FlatModel(own, torch.promote_types(trainable[0].dtype, torch.float32))
+    except RuntimeError as error:
+        raise InputError(f"{type(module).__name__} cannot be copied ({error}): detach the tensors it keeps") from None
+    flat.module.eval()
+    if bn == "batch":
+        forget_statistics(flat.module)
+    return flat
+
+
+@contextmanager
+def _quiet(seed: int) -> Iterator[None]:
+    """One thread, isolated random generators, and attention kernels that can be differentiated twice."""
+    isolated = streams.isolated(seed, "analysis")
+    with single_thread(), isolated, sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
+        yield
+
+
+def graph_bytes(loss: Callable[[int], Tensor], parameters: Sequence[Tensor], samples: int) -> int:
+    """Bytes per sample that automatic differentiation keeps for one Hessian product.
+
+    It measures two numbers of samples and takes the difference, so that memory that does not grow with the samples
+    cancels; with fewer than four samples that memory counts too.
+
+    Args:
+        loss: Returns the loss of the first n samples.
+        samples: Number of samples available.
+    """
+    few, more = 2, 4
+    if samples < more:
+        return _kept(loss, samples, parameters) // samples
+    return max(_kept(loss, more, parameters) - _kept(loss, few, parameters), 0) // (more - few)
+
+
+def _kept(loss: Callable[[int], Tensor], count: int, parameters: Sequence[Tensor]) -> int:
+    sizes: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        sizes[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with saved_tensors_hooks(note, lambda tensor: tensor):
+        value = loss(count)
+        # Hold the first derivative until all is counted: freed memory could be counted again.
+        held = value.requires_grad and torch.autograd.grad(value, parameters, create_graph=True, allow_unused=True)
+    del held
+    return sum(sizes.values())

@@ -1,4 +1,4 @@
-"""A bar while something long is computed, and a line about how long it will take before it starts."""
+"""A progress bar for long computations, and an estimate of their duration before they start."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from fedflat.report.terminal import console, say
-from fedflat.report.words import clock
+from fedflat.console import console, say
+from fedflat.words import clock
 
 log = logging.getLogger(__name__)
 PAUSE = 30.0  # seconds between two lines
-LONG = 5.0  # seconds; what takes less is over before an estimate is read
+LONG = 5.0  # seconds; a shorter computation ends before anybody reads the estimate
 Progress = bool | Callable[[int, int], None]
 
 
 @contextmanager
 def tracked(progress: Progress, label: str, total: int) -> Iterator[Callable[[], None]]:
-    """Yields what to call after each of `total` steps (more may come).
+    """Yield a function to call after each of the expected `total` steps; there may be more.
 
-    progress: True shows a bar on stderr, or a line now and then where that is no terminal; False nothing; a function
-    is called with the steps done and in total.
+    Args:
+        progress: True shows a bar on stderr, or prints a line every half minute if stderr is not a terminal. False
+            shows nothing. A function is called with the number of steps done and the total number.
     """
     if progress is False:
         yield lambda: None
@@ -45,7 +46,7 @@ def _counter(callback: Callable[[int, int], None], total: int) -> Callable[[], N
 
 
 class _Lines:
-    """A line on stderr every half a minute."""
+    """Prints a line on stderr every half minute."""
 
     def __init__(self, label: str) -> None:
         self._label, self._began, self._lines = label, time.monotonic(), 0
@@ -69,9 +70,10 @@ def _bar(label: str, total: int) -> Iterator[Callable[[], None]]:
 
 
 def announce(progress: Progress, label: str, steps: int, seconds: float, note: str = "") -> None:
-    """Log what is about to be computed and about how long it takes; say so where progress is shown and it is long.
+    """Log what is computed next and how long it takes; print it as well if progress is shown and it takes long.
 
-    seconds: of one step.
+    Args:
+        seconds: Duration of one step.
     """
     each = f"{seconds:.2g} s each" if seconds >= 0.01 else "a few ms each"
     line = f"{label}: {steps} steps, {each}, about {clock(steps * seconds)} in all{note}"

@@ -1,4 +1,4 @@
-"""What is left of a model without its smallest or largest weights (paper 004, fig. 8)."""
+"""Models without their smallest or largest weights (paper 004, fig. 8)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
-from fedflat.analysis.features import features, nearest_centroid_accuracy, silhouette
-from fedflat.analysis.protocol import Options, private_copy
+from fedflat.analysis.drawing import dress
+from fedflat.analysis.features import features, nearest_centroid_accuracy, silhouette, tsne
+from fedflat.analysis.problem import Options, private_copy
+from fedflat.core.flat import FlatModel
 from fedflat.errors import InputError, UnknownNameError
-from fedflat.flat import FlatModel
+from fedflat.extras import blank_figure
 
 WHICH = ("bottom", "top")
 
@@ -20,11 +22,14 @@ WHICH = ("bottom", "top")
 def magnitude_mask(
     model: nn.Module | FlatModel, share: float = 0.2, *, which: str = "bottom", per_layer: bool = False
 ) -> Tensor:
-    """True at the weights to be zeroed, over the trainable parameters as one vector.
+    """A mask over the trainable parameters as one vector; it is True at the weights to set to zero.
 
-    share: of all weights in tensors of two or more dimensions; biases and norms stay. which: the smallest ("bottom")
-    or the largest ("top") by |w|, in one ranking, or `per_layer` in one a tensor. Ties go by position, so that
-    bottom p and top 1 − p complement each other.
+    Ties are broken by position, so that the bottom p and the top 1 − p complement each other.
+
+    Args:
+        share: Fraction of the weights in tensors of two or more dimensions; biases and norm layers are kept.
+        which: The smallest ("bottom") or the largest ("top") weights by |w|.
+        per_layer: Rank the weights per tensor instead of all together.
     """
     if which not in WHICH:
         raise UnknownNameError("end of the ranking", which, WHICH)
@@ -43,7 +48,7 @@ def magnitude_mask(
 def pruned(
     model: nn.Module | FlatModel, share: float = 0.2, *, which: str = "bottom", per_layer: bool = False
 ) -> nn.Module:
-    """A copy of the model with a share of its weights set to zero; see `magnitude_mask`."""
+    """A copy of the model with a fraction of its weights set to zero; see `magnitude_mask`."""
     mask = magnitude_mask(model, share, which=which, per_layer=per_layer)
     module = copy.deepcopy(model.module if isinstance(model, FlatModel) else model)
     start = 0
@@ -54,12 +59,19 @@ def pruned(
     return module
 
 
+SHOWN = 500  # samples in a t-SNE figure
+
+
 @dataclass(frozen=True)
 class PrunedFeatures:
-    """How well classes separate in the features of the model, and without some of its weights (paper 004, fig. 8).
+    """How well classes separate in the features of a model, with and without some of its weights (paper 004, fig. 8).
 
-    By model ("whole", "without the smallest", "without the largest"): silhouette and nearest-centroid accuracy.
-    features: rows and labels; a figure shows some of them by t-SNE where scikit-learn is installed.
+    The keys are "whole", "without the smallest" and "without the largest".
+
+    Attributes:
+        silhouettes: Silhouette of the classes.
+        accuracies: Nearest-centroid accuracy.
+        features: Features, one row per sample, and labels.
     """
 
     silhouettes: dict[str, float]
@@ -71,16 +83,22 @@ class PrunedFeatures:
         return {"silhouettes": self.silhouettes, "accuracies": self.accuracies}
 
     def plot(self) -> Any:
-        """A matplotlib figure: the features in two dimensions."""
-        from fedflat.analysis.plots import pruning_figure
-
-        return pruning_figure(self)
+        """Features of the three models in two dimensions by t-SNE (needs scikit-learn), coloured by class."""
+        figure = blank_figure(11, 4)
+        axes = figure.subplots(1, len(self.features), squeeze=False)[0]
+        for place, (name, (rows, labels)) in zip(axes, self.features.items(), strict=True):
+            points = tsne(rows[:SHOWN], perplexity=min(30.0, (len(rows[:SHOWN]) - 1) / 3))
+            place.scatter(*points.T.numpy(), c=labels[:SHOWN].numpy(), cmap="tab10", s=6)
+            place.set_xticks([])
+            place.set_yticks([])
+            dress(place, f"{name}\nsilhouette {self.silhouettes[name]:.3f}", "", "")
+        return figure
 
 
 def pruned_features(
     model: nn.Module | FlatModel, data: Any, share: float = 0.2, **options: Unpack[Options]
 ) -> PrunedFeatures:
-    """How well classes separate in the penultimate features, with all weights and without a share of them."""
+    """How well classes separate in the penultimate features, with all weights and without a fraction of them."""
     whole = model.module if isinstance(model, FlatModel) else model
     models = {
         "whole": whole,

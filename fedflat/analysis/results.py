@@ -10,9 +10,12 @@ from torch import Tensor
 
 
 def plain(result: Any, *also: str) -> dict[str, Any]:
-    """A dataclass as a dictionary of numbers, text and lists; without what its representation leaves out.
+    """A dataclass as a dictionary of numbers, text and lists, without the fields that have `repr=False`.
 
-    also: properties to include. Numbers that JSON lacks become text ("inf", "nan").
+    Numbers that JSON cannot hold become text ("inf", "nan").
+
+    Args:
+        also: Names of properties to include.
     """
     names = [entry.name for entry in fields(result) if entry.repr]
     return {name: _plain(getattr(result, name)) for name in (*names, *also)}

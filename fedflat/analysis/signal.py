@@ -1,4 +1,4 @@
-"""Signal and noise in the gradients of single samples (paper 004)."""
+"""Signal and noise in per-sample gradients (paper 004)."""
 
 from __future__ import annotations
 
@@ -12,23 +12,29 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from fedflat.analysis.data import take
+from fedflat.analysis.batches import take
+from fedflat.analysis.drawing import BLUE, dress
+from fedflat.analysis.problem import Conditions, Options, Problem, Protocol, opened, suited
 from fedflat.analysis.progress import announce, tracked
-from fedflat.analysis.protocol import Conditions, Options, Problem, Protocol, opened, suited
 from fedflat.analysis.results import plain
+from fedflat.core.flat import FlatModel
 from fedflat.errors import InputError
-from fedflat.flat import FlatModel
+from fedflat.extras import blank_figure
 
 log = logging.getLogger(__name__)
-SILENT = 1e-20  # a parameter of less variance has no ratio
-ALONE = 4  # a sample's gradient in a group takes about so many times its share of a batch's
+NO_VARIANCE = 1e-20  # a parameter whose gradient varies less has no ratio
+ALONE = 4  # a per-sample gradient takes about this many times as long as a batch's gradient divided by its size
 
 
 @dataclass(frozen=True, eq=False)
 class GradientSignal:
-    """Mean ḡ and variance s² (n − 1) of every parameter's gradient over samples, and r = ḡ²/s².
+    """Mean ḡ and variance s² (with n − 1) of every parameter's gradient over the samples, and r = ḡ²/s².
 
-    ratio: r, 0 where the variance is nothing; excluded: how many those are. total, average: of r, over the others.
+    Attributes:
+        total, average: Sum and mean of r over the parameters whose variance is not zero.
+        excluded: Number of parameters without variance.
+        mean, variance: ḡ and s² per parameter.
+        ratio: r per parameter; 0 where there is no variance.
     """
 
     total: float
@@ -42,9 +48,9 @@ class GradientSignal:
 
     @property
     def osgr(self) -> float:
-        """One-step generalisation ratio R = Σḡ²/(Σḡ² + Σs²/n): loss won on new data over that won on these.
+        """One-step generalisation ratio R = Σḡ²/(Σḡ² + Σs²/n); nan if all gradients are zero.
 
-        nan where there is no gradient at all.
+        It is the decrease of the loss on new data, divided by the decrease on these data, to first order.
         """
         signal, noise = float(self.mean.square().sum()), float(self.variance.sum()) / self.samples
         return signal / (signal + noise) if signal + noise else math.nan
@@ -54,10 +60,13 @@ class GradientSignal:
         return plain(self, "osgr")
 
     def plot(self) -> Any:
-        """A matplotlib figure: how many parameters have which r."""
-        from fedflat.analysis.plots import signal_figure
-
-        return signal_figure(self)
+        """Histogram of r over the parameters, on logarithmic axes."""
+        figure = blank_figure(5, 4)
+        axes = figure.subplots()
+        ratios = self.ratio[self.ratio > 0].log10().tolist()
+        axes.hist(ratios, bins=50, color=BLUE, log=True)
+        dress(axes, f"gradient signal, mean r {self.average:.3g}", "log10 r", "parameters")
+        return figure
 
 
 def gsnr(
@@ -65,7 +74,8 @@ def gsnr(
 ) -> GradientSignal:
     """Gradient signal-to-noise ratio of every parameter, from per-sample gradients in chunks.
 
-    debias: subtract s²/n, the noise of the mean, from ḡ² (not below 0).
+    Args:
+        debias: Subtract s²/n, the variance of the mean, from ḡ² (at least 0 remains).
     """
     protocol = Protocol.of(options)
     if protocol.bn == "batch":
@@ -85,34 +95,34 @@ def gsnr(
 def signal_of(
     mean: Tensor, variance: Tensor, samples: int, debias: bool = False, conditions: Conditions | None = None
 ) -> GradientSignal:
-    """The signal of given moments of per-sample gradients."""
+    """The signal from given moments of per-sample gradients."""
     square = mean.square()
     if debias:
         square = (square - variance / samples).clamp_min(0)
-    loud = variance >= SILENT
-    ratio = torch.where(loud, square / variance.clamp_min(SILENT), 0.0)
-    count = int(loud.sum())
+    varies = variance >= NO_VARIANCE
+    ratio = torch.where(varies, square / variance.clamp_min(NO_VARIANCE), 0.0)
+    count = int(varies.sum())
     total = float(ratio.sum())
     average = total / count if count else math.nan
     return GradientSignal(total, average, len(mean) - count, samples, mean, variance, ratio, conditions)
 
 
 def signal_from_batches(gradients: Tensor, batch_size: int, debias: bool = False) -> GradientSignal:
-    """The same from gradients of equal batches, one a row: s² ≈ batch_size · their variance."""
+    """The signal from gradients of batches of equal size, one per row: s² ≈ batch_size · their variance."""
     if gradients.dim() != 2 or len(gradients) < 2 or batch_size < 1:
-        raise InputError("a variance needs the gradients of two batches or more, one a row, and their size")
+        raise InputError("a variance needs the gradients of two batches or more, one per row, and their size")
     rows = gradients.double()
     return signal_of(rows.mean(0), batch_size * rows.var(0), batch_size * len(rows), debias)
 
 
 class Moments:
-    """Mean and variance of rows that come in blocks (Welford, Chan), in double precision."""
+    """Running mean and variance of rows that arrive in blocks (Welford, Chan), in double precision."""
 
     def __init__(self) -> None:
         self.count, self.mean, self._squares = 0, torch.zeros(()), torch.zeros(())
 
     def add(self, rows: Tensor) -> None:
-        """Take a block into account."""
+        """Add a block of rows."""
         rows = rows.double()
         mean, count = rows.mean(0), self.count + len(rows)
         away = mean - self.mean
@@ -129,7 +139,7 @@ class Moments:
 
 
 def sample_gradients(problem: Problem) -> Iterator[Tensor]:
-    """Gradients of single samples, one a row, in blocks that fit the memory allowed."""
+    """Per-sample gradients, one per row, in blocks that fit into `memory`."""
     flat = problem.flat
     each = problem.sample_bytes() + 4 * flat.size * flat.theta.element_size()
     size = max(1, int(problem.protocol.memory * 2**30 / 4 / each))
@@ -149,7 +159,7 @@ def _gradients(problem: Problem, x: Any, y: Tensor) -> Tensor:
     try:
         rows = vmap(grad(loss), in_dims=(None, 0, 0))(parameters, x, y)
         return torch.cat([rows[span.name].reshape(len(y), -1) for span in problem.flat.spans], 1)
-    except RuntimeError as error:  # some operations do not know vmap
+    except RuntimeError as error:  # vmap does not support some operations
         log.debug("per-sample gradients one at a time: %s", error)
         each = [grad(loss)(parameters, take(x, i), y[i]) for i in range(len(y))]
         return torch.stack([torch.cat([one[span.name].reshape(-1) for span in problem.flat.spans]) for one in each])

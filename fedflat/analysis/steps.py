@@ -1,4 +1,4 @@
-"""What one step of gradient descent wins, and how much its direction depends on the batch (paper 004)."""
+"""How much one gradient step lowers the loss, and how much the gradient depends on the batch (paper 004)."""
 
 from __future__ import annotations
 
@@ -9,15 +9,20 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
-from fedflat.analysis.protocol import Options, Problem, Protocol, add_parts, opened
+from fedflat.analysis.problem import Options, Problem, Protocol, add_parts, opened
 from fedflat.analysis.results import plain
+from fedflat.core.flat import FlatModel
 from fedflat.errors import InputError
-from fedflat.flat import FlatModel
 
 
 @dataclass(frozen=True)
 class StepRatio:
-    """Loss won on held-out data over loss won on the training data by one gradient step, and to first order."""
+    """Decrease of the held-out loss divided by that of the training loss, for one gradient step.
+
+    Attributes:
+        measured: The ratio for a step that was taken.
+        first_order: The ratio to first order in the learning rate.
+    """
 
     measured: float
     first_order: float
@@ -30,7 +35,7 @@ class StepRatio:
 def osgr(
     model: nn.Module | FlatModel, data: Any, held_out: Any, *, lr: float = 0.01, **options: Unpack[Options]
 ) -> StepRatio:
-    """One-step generalisation ratio, measured: take one step of gradient descent on `data`, look at `held_out` too."""
+    """One-step generalisation ratio of one gradient step of size `lr` on `data`, evaluated on `data` and `held_out`."""
     protocol = Protocol.of(options)
     with opened(model, data, protocol) as train, opened(model, held_out, protocol) as test:
         first = float(train.gradient.double() @ test.gradient.double() / train.gradient.double().square().sum())
@@ -43,7 +48,7 @@ def osgr(
 
 @dataclass(frozen=True)
 class GradientVariance:
-    """Mean of ‖g_m − ḡ‖² over minibatch gradients at fixed weights; relative: divided by ‖ḡ‖²."""
+    """Mean of ‖g_m − ḡ‖² over minibatch gradients g_m at fixed weights; `relative` is divided by ‖ḡ‖²."""
 
     variance: float
     relative: float
@@ -55,9 +60,9 @@ class GradientVariance:
 
 
 def gradient_variance(model: nn.Module | FlatModel, data: Any, **options: Unpack[Options]) -> GradientVariance:
-    """How much the gradients of minibatches (of 50 samples, unless `batch_size` says otherwise) differ.
+    """Variance of the gradients of minibatches, of 50 samples unless `batch_size` is given.
 
-    Differs from the paper in that the quantity is defined: it shows one and does not say which.
+    The paper plots a gradient variance without a definition; this one is ours.
     """
     options.setdefault("batch_size", 50)
     with opened(model, data, Protocol.of(options)) as problem:
@@ -65,7 +70,7 @@ def gradient_variance(model: nn.Module | FlatModel, data: Any, **options: Unpack
 
 
 def variance_of(gradients: Tensor) -> GradientVariance:
-    """The same of given gradients, one a row."""
+    """Variance of given gradients, one per row."""
     if len(gradients) < 2:
         raise InputError("a variance needs two minibatches or more: give more samples or a smaller batch_size")
     rows = gradients.double()
@@ -96,7 +101,14 @@ class Movement:
 
 
 def by_movement(weights: Tensor, moved: Tensor, ratio: Tensor, share: float = 0.1) -> Movement:
-    """Compare the parameters by how far they moved. moved: Δw; ratio: r of `gsnr`; share: of most and of least."""
+    """Compare the parameters that moved most with those that moved least.
+
+    Args:
+        weights: w, one entry per parameter.
+        moved: Δw.
+        ratio: r of `gsnr`.
+        share: Fraction of the parameters in each of the two groups.
+    """
     if not 0 < share <= 0.5:
         raise InputError(f"share must be above 0 and at most 0.5, got {share}")
     if not weights.shape == moved.shape == ratio.shape or moved.dim() != 1 or not len(moved):

@@ -1,4 +1,4 @@
-"""Trace and diagonal of a symmetric operator from random signs (Hutchinson), with standard errors."""
+"""Hutchinson's estimates of the trace and the diagonal of a symmetric operator, with standard errors."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
-from fedflat import streams
 from fedflat.analysis.hvp import Hessian, Product
+from fedflat.analysis.problem import Conditions, Options, Protocol, opened
 from fedflat.analysis.progress import announce, tracked
-from fedflat.analysis.protocol import Conditions, Options, Protocol, opened
 from fedflat.analysis.results import plain
+from fedflat.core import streams
+from fedflat.core.flat import FlatModel
 from fedflat.errors import InputError
-from fedflat.flat import FlatModel
 
-LEAST = 10  # probes before the tolerance is looked at: two may agree by chance
+LEAST = 10  # probes before the tolerance is checked: two may agree by chance
 
 
 @dataclass(frozen=True, eq=False)
 class TraceEstimate:
-    """tr H, its standard error (nan after one probe), and the same for every entry of the diagonal where asked for."""
+    """tr H and its standard error (nan after one probe); on request the same for every entry of the diagonal."""
 
     trace: float
     trace_error: float
@@ -37,17 +37,23 @@ class TraceEstimate:
 
 
 def signs(like: Tensor, seed: int, probe: int) -> Tensor:
-    """The probe of this number: ±1 with equal chances, the same for every operator of this size."""
-    bits = torch.randint(0, 2, (like.numel(),), generator=streams.torch_stream(seed, "probe", probe))
+    """Probe number `probe`: entries ±1 with equal probability, the same for every operator of this size."""
+    bits = streams.stream(seed, "probe", probe).integers(2, like.numel())
     return (2 * bits - 1).to(like.dtype)
 
 
 def hutchinson(
     product: Product, like: Tensor, *, probes: int = 100, tol: float = 0.0, diagonal: bool = False, seed: int = 0
 ) -> TraceEstimate:
-    """tr H ≈ mean of vᵀHv, diag H ≈ mean of v⊙Hv; both are exact after one probe where H is diagonal.
+    """tr H ≈ mean of vᵀHv, diag H ≈ mean of v⊙Hv; both are exact after one probe if H is diagonal.
 
-    tol: stop before `probes` when a probe changes the mean by less than this share of |trace|.
+    Args:
+        product: v ↦ Hv.
+        like: A vector with the size and type of v.
+        probes: Largest number of random vectors v.
+        tol: Stop early when a probe changes the mean by less than tol·|trace|.
+        diagonal: Estimate the diagonal as well.
+        seed: Seed of the random vectors.
     """
     if probes < 1:
         raise InputError(f"at least one probe is needed, got {probes}")
@@ -66,13 +72,13 @@ def hutchinson(
 
 
 class Spread:
-    """Mean and standard error of tensors that come one by one (Welford)."""
+    """Running mean and standard error of a sequence of tensors (Welford)."""
 
     def __init__(self) -> None:
         self.count, self.mean, self._squares = 0, torch.zeros(()), torch.zeros(())
 
     def add(self, value: Tensor) -> None:
-        """Take one more into account."""
+        """Add one tensor."""
         self.count += 1
         away = value - self.mean
         self.mean = self.mean + away / self.count
@@ -95,7 +101,7 @@ def hessian_trace(
 def hessian_diagonal(
     model: nn.Module | FlatModel, data: Any, *, probes: int = 100, **options: Unpack[Options]
 ) -> TraceEstimate:
-    """Diagonal of the Hessian of the mean loss, with the trace. Its error shrinks with the root of the probes."""
+    """Diagonal and trace of the Hessian of the mean loss. The error falls with the square root of `probes`."""
     return _estimate(model, data, probes, 0.0, True, options)
 
 

@@ -1,4 +1,4 @@
-"""What a method costs a client: operations, stored parameters, memory, time; the columns of paper 001's table 5."""
+"""What a method costs per client: operations, stored parameters, memory, time; the columns of paper 001's table 5."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Multiply-accumulate operations (MACs) of the convolutions and linear layers that are really run."""
+"""Counts the multiply-accumulate operations (MACs) of the convolutions and linear layers that are executed."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ WEIGHTED = (*CONVOLUTIONS, *TRANSPOSED, nn.Linear)
 
 @dataclass
 class Count:
-    """MACs so far, of all samples together."""
+    """The number of MACs so far, over all samples."""
 
     macs: float = 0.0
 
 
 @contextmanager
 def counting(module: nn.Module) -> Iterator[Count]:
-    """Count the forward passes through `module` inside the block, slimmed ones as narrow as they are.
+    """Count the MACs of all forward passes through `module` inside the block; slimmed layers count at their width.
 
-    A branch that stochastic depth may drop is always run here and counts with the probability that it is not dropped,
-    so that the count is the expected one.
+    A branch that stochastic depth may drop is always executed here and counts with its survival probability, so that
+    the count is the expected one.
     """
     count, chances = Count(), _chances(module)
     blocks = [block for block in module.modules() if isinstance(block, ResidualBlock)]
@@ -53,7 +53,7 @@ def counting(module: nn.Module) -> Iterator[Count]:
 
 
 def _chances(module: nn.Module) -> dict[nn.Module, float]:
-    """How likely a layer in the branch of a residual block is run."""
+    """The probability that a layer in the branch of a residual block is executed."""
     chances: dict[nn.Module, float] = {}
     for block in module.modules():
         if isinstance(block, ResidualBlock):
@@ -63,7 +63,7 @@ def _chances(module: nn.Module) -> dict[nn.Module, float]:
 
 
 def layer_macs(layer: Any, x: Tensor, output: Tensor) -> int:
-    """MACs of one pass through a layer, of as many channels as it was handed and has returned.
+    """MACs of one pass through a layer, from the numbers of channels of its input and output.
 
     >>> layer_macs(nn.Linear(3, 5), torch.ones(2, 3), torch.ones(2, 5))
     30
@@ -76,7 +76,7 @@ def layer_macs(layer: Any, x: Tensor, output: Tensor) -> int:
 
 @torch.no_grad()
 def forward_macs(module: nn.Module, shape: tuple[int, ...]) -> float:
-    """MACs of one forward pass of one sample of this shape.
+    """MACs of the forward pass of one sample of this shape.
 
     >>> forward_macs(nn.Linear(3, 5), (3,))
     15.0
@@ -92,6 +92,6 @@ def forward_macs(module: nn.Module, shape: tuple[int, ...]) -> float:
 
 
 def weight_parameters(module: nn.Module) -> int:
-    """Parameters of convolutions and linear layers, with their biases and without those of normalisations."""
+    """The number of parameters of convolutions and linear layers, with biases, without normalisation layers."""
     layers = (layer for layer in module.modules() if isinstance(layer, WEIGHTED))
     return sum(p.numel() for layer in layers for p in layer.parameters(recurse=False) if p.requires_grad)

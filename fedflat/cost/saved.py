@@ -1,4 +1,4 @@
-"""How much memory the forward passes keep for the gradient."""
+"""Measures the memory that forward passes keep for the gradient."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ from torch.autograd.graph import saved_tensors_hooks
 
 
 class Saved(saved_tensors_hooks):
-    """Inside the block: `peak` is the most bytes that autograd held at once, each piece of memory counted once.
+    """Measures, inside a `with` block, the memory that autograd holds; a storage counts once.
 
-    but: a tensor whose memory does not count, such as the weights.
+    Args:
+        but: A tensor whose memory does not count, such as the weights.
+
+    Attributes:
+        peak: The largest number of bytes held at the same time.
     """
 
     def __init__(self, but: Tensor) -> None:
@@ -28,7 +32,7 @@ class Saved(saved_tensors_hooks):
         return _Held(self, tensor)
 
     def release(self, tensor: Tensor) -> None:
-        """One holder less."""
+        """Count one holder less of this memory."""
         address = _address(tensor)
         self._holders[address] -= 1
         if self._holders[address] == 0:
@@ -37,7 +41,7 @@ class Saved(saved_tensors_hooks):
 
 
 class _Held:
-    """A tensor that autograd holds; it is released with this."""
+    """A tensor that autograd holds; it is released when this object is deleted."""
 
     def __init__(self, ledger: Saved, tensor: Tensor) -> None:
         self.ledger, self.tensor = ledger, tensor

@@ -1,44 +1,45 @@
-"""What a method costs a client, measured on real local steps of a few samples instead of written down per method."""
+"""What a method costs per client, measured on real local steps of a few samples."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import product
-from typing import Any, ClassVar
+import itertools
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedflat import streams
-from fedflat.assembly import make_task
-from fedflat.backends.base import Broadcast, Order
-from fedflat.backends.serial import Serial
+from fedflat.core import streams
+from fedflat.core.method import Method
+from fedflat.core.views import Update
 from fedflat.cost.counting import counting, weight_parameters
 from fedflat.cost.saved import Saved
 from fedflat.data import Federation
+from fedflat.engine.assembly import make_setup
+from fedflat.engine.backends.serial import Serial
+from fedflat.engine.round_loop import RoundLoop
+from fedflat.engine.setup import Broadcast, Job, fresh_server
 from fedflat.experiment import Experiment
-from fedflat.method import Local, Method, Update
-from fedflat.parts.gradaug import GradAug
-from fedflat.server import RoundLoop, fresh_server
-from fedflat.store import ClientStore
-from fedflat.task import Task
+from fedflat.runs.store import ClientStore
 
-BATCH = 2  # samples of a measured step
-WIDTHS = 16  # points at which a uniform law of widths is evaluated
+BATCH = 2  # samples in a measured step
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a client needs.
+    """What a method costs per client.
 
-    macs: multiply-accumulate operations of convolutions and linear layers, in all forward passes of a local step, by
-        sample; the expected number where passes are random.
-    models: how many models it holds while it trains: the one in training, the one received if every step reads it, and
-        all else of a model's size that it receives or keeps from round to round.
-    parameters, weights: numbers in these models: all of them; those of convolutions and linear layers alone.
-    memory: bytes of these models, the gradient, the momentum, and what a step's forward passes keep for the gradient.
-        An estimate by the sizes of the tensors; a process needs more.
+    Attributes:
+        macs: Multiply-accumulate operations of convolutions and linear layers in all forward passes of a local step,
+            per sample; the expected number if the passes are random.
+        models: The number of models that the client holds during training: the one it trains, the one it received if
+            every step reads it, and every other tensor of a model's size that it receives or keeps between rounds.
+        parameters: The number of parameters in these models.
+        weights: The same for convolutions and linear layers only.
+        memory: Bytes of these models, the gradient, the momentum, and what the forward passes of a step keep for the
+            gradient. This is an estimate from the sizes of the tensors; the process needs more.
     """
 
     macs: float
@@ -49,114 +50,92 @@ class Cost:
 
 
 def cost_of(experiment: Experiment, shape: tuple[int, ...], classes: int) -> Cost:
-    """The cost of an experiment's method for its model and batch size, on inputs of this shape."""
-    small = {"batch_size": BATCH, "local_steps": 1, "rounds": 1000, "evaluate_every": 0, "backend": "serial"}
-    task = make_task(experiment.replace(**small), federation=synthetic(shape, classes, clients=1, samples=BATCH))
-    model, probe = task.model, Probe(task)
-    loop = RoundLoop(task, fresh_server(task), probe, ClientStore(None), lambda t: [0])
-    probe.round(loop, steps=1)  # some methods do more from a client's second round on
-    saved = probe.round(loop, steps=1).saved
-    task.method = Method(Muted(**vars(p)) if isinstance(p, GradAug) else p for p in task.method.parts)
-    one, two = probe.round(loop, steps=1), probe.round(loop, steps=2)
-    muted = sum((two.muted - one.muted) * expected_macs(p, task) for p in task.method.parts if isinstance(p, Muted))
+    """The cost of an experiment's method with its model and batch size, for inputs of this shape."""
+    small: dict[str, Any] = {"batch_size": BATCH, "local_steps": 1, "rounds": 1000, "evaluate_every": 0}
+    small |= {"backend": "serial", "device": "cpu"}  # counts do not depend on the device
+    data = synthetic(shape, classes, clients=1, samples=BATCH)
+    setup = make_setup(experiment.replace(**small), federation=data)
+    model, probe = setup.model, Probe(setup)
+    loop = RoundLoop(setup, fresh_server(setup), probe, ClientStore(None), lambda t: [0])
+    probe.round(loop, steps=1)  # first: some methods do more after a client's first round
+    one = probe.round(loop, steps=1)
+    two = probe.round(loop, steps=2)
     models = 1 + (two.reads > one.reads) + two.others
     numbers = model.size * (models + 1 + (experiment.momentum > 0)) + model.buffers.numel()
     return Cost(
-        macs=(two.macs - one.macs) / BATCH + muted,
+        macs=_expected_macs(probe, loop) / BATCH,
         models=models,
         parameters=models * model.size,
         weights=models * weight_parameters(model.module),
-        memory=numbers * model.theta.element_size() + saved / BATCH * (experiment.batch_size or BATCH),
+        memory=numbers * model.theta.element_size() + one.saved / BATCH * (experiment.batch_size or BATCH),
     )
 
 
+def _expected_macs(probe: Probe, loop: RoundLoop) -> float:
+    """MACs of a local step: the weighted sum over the variants of the method, whose passes are not random."""
+    total, outside = 0.0, probe.round(loop, steps=0).macs
+    for variant in itertools.product(*(part.cost_variants() for part in probe.setup.parts)):
+        probe.setup.method = Method(part for _, part in variant)
+        weight = math.prod(weight for weight, _ in variant)
+        total += weight * (probe.round(loop, steps=1).macs - outside)
+    return total
+
+
 def synthetic(shape: tuple[int, ...], classes: int, clients: int, samples: int) -> Federation:
-    """Noise with random labels, as much for every client."""
-    generator = streams.torch_stream(0, "synthetic")
-    x = torch.randint(256, (clients, samples, *shape), dtype=torch.uint8, generator=generator)
-    y = torch.randint(classes, (clients, samples), generator=generator)
+    """A federation of noise images with random labels; `samples` is the number of samples per client."""
+    stream = streams.stream(0, "synthetic")
+    x = stream.integers(256, (clients, samples, *shape), torch.uint8)
+    y = stream.integers(classes, (clients, samples))
     return Federation(list(zip(x, y, strict=True)), classes=classes, name="synthetic")
 
 
 @dataclass
 class Seen:
-    """What was seen in a client's round.
+    """What a `Probe` measured in one round of a client.
 
-    reads: how often the received weights were used. others: tensors of a model's size, received besides or kept.
-    saved: the most bytes kept for a gradient. muted: how often a `Muted` part was asked for its passes.
+    Attributes:
+        macs: See `Cost.macs`, for the whole round and batch.
+        reads: How often the received weights were used.
+        others: The number of other tensors of a model's size that the client received or keeps.
+        saved: The largest number of bytes kept for a gradient.
     """
 
     macs: float = 0.0
     reads: int = 0
     others: int = 0
     saved: int = 0
-    muted: int = 0
 
 
 class Probe(Serial):
-    """A back end that watches what its client does."""
+    """A serial back end that measures what its client does."""
 
     def round(self, loop: RoundLoop, steps: int) -> Seen:
-        """Run a round of so many local steps; two that differ in them tell what a step takes and what a round."""
-        self.task.experiment = self.task.experiment.replace(local_steps=steps)
+        """Run a round with this number of local steps. The difference of two such rounds is the cost of a step."""
+        self.setup.experiment = self.setup.experiment.replace(local_steps=steps)
         self.seen = Seen()
         loop.run_round()
         return self.seen
 
-    def visit(self, broadcast: Broadcast, orders: Iterable[Order]) -> Iterator[Update]:
-        """See `Backend.visit`."""
-        model, seen = self.task.model, self.seen
+    def run(self, broadcast: Broadcast, jobs: Iterable[Job]) -> Iterator[Update]:
+        """See `Backend.run`."""
+        model, seen = self.setup.model, self.seen
         theta, saved = watched(broadcast.theta, seen), Saved(but=model.theta)
         with counting(model.module) as count, saved:
-            for update in super().visit(replace(broadcast, theta=theta), orders):
+            for update in super().run(replace(broadcast, theta=theta), jobs):
                 groups = [*broadcast.received.values(), *update.states.values()]
                 seen.others = sum(tensor.numel() == model.size for group in groups for tensor in group.values())
-                seen.muted = sum(part.calls.pop() for part in self.task.method.parts if isinstance(part, Muted))
                 yield update
         seen.macs, seen.saved = count.macs, saved.peak
 
 
 def watched(tensor: Tensor, seen: Seen) -> Tensor:
-    """The same tensor; every function that it is given to adds one to `seen.reads`."""
+    """The same tensor; every function that is called with it adds one to `seen.reads`."""
 
     class Watched(Tensor):
         @classmethod
         def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            seen.reads += func.__name__ != "__get__"  # not for a look at its shape
+            seen.reads += func.__name__ != "__get__"  # reading an attribute such as the shape does not count
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
 
     return tensor.as_subclass(Watched)
-
-
-@dataclass(frozen=True)
-class Muted(GradAug):
-    """GradAug without its passes, whose cost is random; it counts how often it is asked for them."""
-
-    name: ClassVar[str] = GradAug.name
-    calls: list[int] = field(default_factory=list)
-
-    def begin(self, local: Local) -> None:
-        """Count from 0."""
-        self.calls.append(0)
-
-    def loss(self, local: Local, output: Tensor) -> None:
-        """Count, and do nothing."""
-        self.calls[-1] += 1
-
-
-@torch.no_grad()
-def expected_macs(part: GradAug, task: Task) -> float:
-    """MACs of one set of passes of GradAug for a sample: the mean over its resolutions and its law of the widths."""
-    x = torch.zeros((1, *task.federation.input_shape), dtype=task.model.theta.dtype)
-    task.model.module.eval()
-
-    def mean_macs(widths: Sequence[float]) -> float:
-        with counting(task.model.module) as count:
-            for width, size in product(widths, part.resolutions):
-                part.scores(task.model, x, width, size)
-        return count.macs / (len(widths) * len(part.resolutions))
-
-    spread = [part.width + (1 - part.width) * (i + 0.5) / WIDTHS for i in range(WIDTHS)]
-    fixed = 0 if part.all_random else 1
-    return fixed * mean_macs([part.width]) + (part.n - fixed) * mean_macs(spread)

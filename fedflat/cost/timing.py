@@ -1,20 +1,18 @@
-"""Seconds a round of several methods, which take turns so that whatever else the machine does disturbs all alike."""
+"""Seconds per round of several methods, which take turns so that other load on the machine affects all equally."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 
-import torch
-
-from fedflat.assembly import make_task
-from fedflat.backends.pool import keep_pages
-from fedflat.backends.serial import Serial
+from fedflat.core.processes import keep_pages, single_thread
 from fedflat.data import Federation
+from fedflat.engine.assembly import make_setup
+from fedflat.engine.backends.serial import Serial
+from fedflat.engine.round_loop import RoundLoop
+from fedflat.engine.setup import fresh_server
 from fedflat.experiment import Experiment
-from fedflat.server import RoundLoop, fresh_server
-from fedflat.store import ClientStore
+from fedflat.runs.store import ClientStore
 
 
 def in_turns(
@@ -23,13 +21,22 @@ def in_turns(
     rounds: int,
     note: Callable[[int, str, float], None] = lambda round, name, seconds: None,
 ) -> dict[str, list[float]]:
-    """Seconds of every round of every experiment, all clients taking part, in this process with one thread.
+    """Measure the seconds of every round of every experiment, with all clients, in this process, with one thread.
 
-    A round of each follows a round of each; one before the first is run and left out. note: called after every round
-    with its number (0 for the one left out), the experiment's name, and its seconds.
+    The experiments take turns, one round each. A first round, number 0, is run and not returned.
+
+    Args:
+        experiments: Experiments by name.
+        federation: The data.
+        rounds: The number of rounds to time per experiment.
+        note: Called after every round with its number, the experiment's name and the seconds.
+
+    Returns:
+        The seconds of the rounds by name.
     """
     everybody = list(range(len(federation)))
-    with one_thread():
+    with single_thread():
+        keep_pages()  # as a worker process does
         loops = {name: _loop(experiment, federation, everybody) for name, experiment in experiments.items()}
         found: dict[str, list[float]] = {name: [] for name in experiments}
         for number in range(rounds + 1):
@@ -42,17 +49,5 @@ def in_turns(
 
 
 def _loop(experiment: Experiment, federation: Federation, clients: list[int]) -> RoundLoop:
-    task = make_task(experiment.replace(evaluate_every=0, rounds=1_000_000), federation=federation)
-    return RoundLoop(task, fresh_server(task), Serial(task), ClientStore(None), lambda t: clients)
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Compute as a worker process does: one thread, an allocator that keeps its pages."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    keep_pages()
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+    setup = make_setup(experiment.replace(evaluate_every=0, rounds=1_000_000), federation=federation)
+    return RoundLoop(setup, fresh_server(setup), Serial(setup), ClientStore(None), lambda t: clients)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+import zlib
 from collections.abc import Callable
 from functools import partial
 from importlib import resources
@@ -10,14 +11,24 @@ from pathlib import Path
 
 import numpy as np
 
+from fedflat.data.arrays import Pool, make_pool
 from fedflat.data.images import read_class_folders, read_tiny_imagenet
-from fedflat.data.pool import Pool, make_pool
-from fedflat.data.readers import Records, read_cifar_pickle, read_cifar_records, read_idx, read_parts
-from fedflat.data.sources import IDX_FILES, fetch
+from fedflat.data.readers import (
+    Records,
+    read_cifar_pickle,
+    read_cifar_records,
+    read_idx,
+    read_parts,
+    regular,
+    unpack_limit,
+)
+from fedflat.data.sources import IDX_FILES, fetch, user_path
 from fedflat.errors import DataError
 
 CIFAR10_RECORDS = [10_000] * 6
 CIFAR100_RECORDS = [50_000, 10_000]
+CLASSES = 100_000  # a label beyond this, and beyond the number of samples, is a mistake
+SIDE = 4096  # pixels of the largest image side that folder() resizes to
 
 
 def digits(root: Path | None) -> Pool:
@@ -124,6 +135,9 @@ def npz(root: Path | None, path: str) -> Pool:
             raise DataError(
                 f"{file}: {name} must be a vector of integers, not {stored[name].dtype} {stored[name].shape}"
             )
+        largest = int(stored[name].max(initial=0))
+        if largest >= max(CLASSES, len(stored[name])):
+            raise DataError(f"{file}: {name} has a label {largest}; classes are numbered 0, 1, 2 …")
     classes = 1 + max(int(stored[name].max(initial=0)) for name in ("y_train", "y_test"))
     train, test = ((_channels_first(stored[f"x_{s}"]), stored[f"y_{s}"]) for s in ("train", "test"))
     return make_pool(train, test, classes, str(file))
@@ -134,6 +148,8 @@ def folder(root: Path | None, path: str, size: int = 32) -> Pool:
 
     path: the folder. size: images are resized to size×size.
     """
+    if not 1 <= size <= SIDE:
+        raise DataError(f"folder: size must be from 1 to {SIDE} pixels, not {size}")
     base = _own(root, path)
     if not (base / "train").is_dir():
         raise DataError(f"{base / 'train'} is missing; expected one folder a class in it")
@@ -144,25 +160,49 @@ def folder(root: Path | None, path: str, size: int = 32) -> Pool:
 
 def _own(root: Path | None, path: str) -> Path:
     """A path of the user's: as it stands, or under the data root."""
-    given = Path(path).expanduser()
+    given = user_path(path)
     return given if root is None or given.exists() else root / given
 
 
 def _load_npz(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        with np.load(_unpackable(path), allow_pickle=False) as stored:
             missing = [name for name in names if name not in stored]
             if missing:
                 raise DataError(f"{path} has no array {missing[0]!r}; it holds {', '.join(stored) or 'nothing'}")
-            return {name: stored[name] for name in names}
+            return {name: _usable(stored[name], f"{path}: {name}") for name in names}
     except FileNotFoundError:
         raise DataError(f"{path} is missing") from None
-    except (OSError, EOFError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+    except MemoryError as error:
+        raise DataError(f"{path} does not fit into memory: {error}") from None
+    except (OSError, EOFError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(f"{path} is not a readable .npz file: {error}") from None
+    except (NotImplementedError, RuntimeError, SyntaxError, RecursionError, OverflowError) as error:
         raise DataError(f"{path} is not a readable .npz file: {error}") from None
     except ValueError as error:
         if isinstance(error, DataError):
             raise
         raise DataError(f"{path} holds something other than plain arrays: {error}") from None
+
+
+def _unpackable(path: Path) -> Path:
+    """The path of a .npz file; refuse one that unpacks to more than memory can hold."""
+    with zipfile.ZipFile(regular(path)) as packed:
+        size, limit = sum(entry.file_size for entry in packed.infolist()), unpack_limit()
+    if size > limit:
+        raise DataError(f"{path} unpacks to {size >> 20} MB, more than half of this machine's memory")
+    return path
+
+
+def _usable(array: np.ndarray, where: str) -> np.ndarray:
+    """The array in this machine's byte order; refuse what is no table of numbers."""
+    if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8 or array.ndim == 0:
+        raise DataError(f"{where} must be an array of numbers with an axis of samples, not {array.dtype} {array.shape}")
+    if array.dtype.kind == "u" and array.dtype.itemsize > 1:  # PyTorch has few operations for these
+        if array.max(initial=0) > np.iinfo(np.int64).max:
+            raise DataError(f"{where} has numbers beyond {np.iinfo(np.int64).max}")
+        return array.astype(np.int64)
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 def _channels_first(x: np.ndarray) -> np.ndarray:
@@ -173,7 +213,7 @@ def _channels_first(x: np.ndarray) -> np.ndarray:
     return x
 
 
-DATASETS: dict[str, Callable[..., Pool]] = {
+POOLS: dict[str, Callable[..., Pool]] = {
     maker.__name__: maker for maker in (digits, cifar10, cifar100, fashion_mnist, mnist, tiny_imagenet, npz, folder)
 }
-"""Every data set by its name in `load_federation` and on the command line."""
+"""The data sets that partitions divide, by name."""

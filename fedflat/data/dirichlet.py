@@ -12,8 +12,8 @@ from itertools import accumulate
 
 import numpy as np
 
+from fedflat.data.arrays import Targets
 from fedflat.data.indices import Split
-from fedflat.data.pool import Targets
 from fedflat.errors import PartitionError
 
 Law = Callable[[np.ndarray], np.ndarray]  # from the mask of classes that are not exhausted to their weights

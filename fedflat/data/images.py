@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +11,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from fedflat.data.readers import read_bytes, regular
 from fedflat.errors import DataError, InputError
 
 SUFFIXES = {".png", ".jpg", ".jpeg"}
@@ -19,15 +21,19 @@ def decode(file: Path | BinaryIO, name: str, size: int | None = None) -> np.ndar
     """One image as uint8 (H, W, 3), grey ones too; resized to a square of `size` if given."""
     image_module = _pillow()
     try:
-        with image_module.open(file) as image:
+        with image_module.open(regular(file) if isinstance(file, Path) else file) as image:
+            if image.width * image.height > (image_module.MAX_IMAGE_PIXELS or math.inf):
+                raise DataError(f"{name} has {image.width}×{image.height} pixels, more than Pillow's limit: shrink it")
             coloured = image.convert("RGB")
             return np.asarray(
                 coloured if size is None else coloured.resize((size, size), image_module.Resampling.BILINEAR)
             )
     except FileNotFoundError:
         raise DataError(f"{name} is missing") from None
-    except (OSError, SyntaxError, ValueError) as error:
-        raise DataError(f"{name} is not a readable image: {error}") from None
+    except DataError:
+        raise
+    except Exception as error:  # a damaged image raises nearly anything; one that is far too large, a "bomb" error
+        raise DataError(f"{name} is not a readable image: {error or type(error).__name__}") from None
 
 
 def _pillow() -> Any:
@@ -40,7 +46,11 @@ def _pillow() -> Any:
 
 def decode_all(paths: Sequence[Path], size: int) -> np.ndarray:
     """Images as uint8 (N, 3, size, size), channels-last in memory."""
-    out = np.empty((len(paths), size, size, 3), dtype=np.uint8)
+    try:
+        out = np.empty((len(paths), size, size, 3), dtype=np.uint8)
+    except (MemoryError, ValueError):
+        wanted = f"{len(paths)} images of {size}×{size} pixels need {3 * len(paths) * size**2 >> 20} MB"
+        raise DataError(f"{wanted}, more memory than there is: choose a smaller size") from None
 
     def read(place: int) -> None:
         out[place] = decode(paths[place], str(paths[place]), size)
@@ -69,7 +79,7 @@ def read_tiny_imagenet(
     folder: Path,
 ) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray], int]:
     """Training and validation images and the number of classes; a label is the rank of its wnid."""
-    wnids = sorted((folder / "wnids.txt").read_text().split())
+    wnids = sorted(_text(folder / "wnids.txt").split())
     rank = {wnid: label for label, wnid in enumerate(wnids)}
     parts = [sorted((folder / "train" / wnid / "images").glob("*.JPEG")) for wnid in wnids]
     for wnid, part in zip(wnids, parts, strict=True):
@@ -79,10 +89,17 @@ def read_tiny_imagenet(
     annotations = folder / "val" / "val_annotations.txt"
     if not annotations.exists():
         raise DataError(f"{annotations} is missing")
-    rows = [line.split("\t") for line in annotations.read_text().splitlines() if line.strip()]
+    rows = [line.split("\t") for line in _text(annotations).splitlines() if line.strip()]
     if any(len(row) < 2 or row[1] not in rank for row in rows):
         bad = next(row for row in rows if len(row) < 2 or row[1] not in rank)
         raise DataError(f"{annotations}: cannot use the line {' '.join(bad)!r}")
     train = decode_all([path for part in parts for path in part], 64), labels
     test = decode_all([folder / "val" / "images" / row[0] for row in rows], 64)
     return train, (test, np.array([rank[row[1]] for row in rows])), len(wnids)
+
+
+def _text(path: Path) -> str:
+    try:
+        return read_bytes(path).decode()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not text in UTF-8: {error}") from None

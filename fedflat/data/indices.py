@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedflat.core.streams import numpy_stream
 from fedflat.data.samples import TensorSamples
-from fedflat.streams import numpy_stream
 
 
 class IndexSets(Protocol):

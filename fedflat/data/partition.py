@@ -9,13 +9,14 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fedflat.calls import build, parse
+from fedflat.core.streams import numpy_stream
+from fedflat.data.arrays import Targets
 from fedflat.data.dirichlet import dirichlet_equal, lda_hsu, pam
+from fedflat.data.given import given
 from fedflat.data.indices import IndexSets, Resample, Split
-from fedflat.data.pool import Targets
 from fedflat.data.unbalanced import dirichlet_over_clients, dirichlet_per_class
 from fedflat.errors import PartitionError
-from fedflat.streams import numpy_stream
+from fedflat.specs import build, parse
 
 
 def iid(targets: Targets, clients: int, rng: np.random.Generator) -> Split:
@@ -124,6 +125,7 @@ PARTITIONS: dict[str, Callable[..., IndexSets]] = {
         pathological,
         central,
         natural,
+        given,
         resample,
     )
 }

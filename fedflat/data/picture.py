@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from fedflat.data.federation import IGNORED, Federation
-from fedflat.data.samples import Samples, TensorSamples
+from fedflat.core.samples import Samples
+from fedflat.data.federation import Federation
+from fedflat.data.samples import TensorSamples
 from fedflat.errors import InputError
 from fedflat.extras import blank_figure, save_figure
+from fedflat.tasks.task import Task
 
 MOST = 120  # clients that can still be told apart in one picture
 KEPT, CLASSES = 200, 1000  # clients of which a run folder tells what they hold, and classes at most
@@ -52,7 +54,7 @@ def partition_record(federation: Federation) -> dict[str, Any]:
     a dataset that would have to be read for them.
     """
     shown = _spread(len(federation), KEPT).tolist()
-    labels = [_classes(federation.samples(client)) for client in shown]
+    labels = [_classes(federation.samples(client), federation.task) for client in shown]
     known = [held for held in labels if held is not None]
     if len(known) < len(shown):
         return {}
@@ -64,12 +66,12 @@ def partition_record(federation: Federation) -> dict[str, Any]:
     }
 
 
-def _classes(samples: Samples) -> np.ndarray | None:
+def _classes(samples: Samples, task: Task) -> np.ndarray | None:
     """The labels of tensors whose targets are classes."""
-    if not isinstance(samples, TensorSamples) or samples.labels.is_floating_point():
+    found = task.labels(samples.labels) if isinstance(samples, TensorSamples) else None
+    if found is None:
         return None
-    labels = samples.labels.reshape(-1).numpy().astype(np.int64)
-    labels = labels[labels != IGNORED]
+    labels = found.numpy().astype(np.int64)
     return labels if ((labels >= 0) & (labels < CLASSES)).all() else None
 
 

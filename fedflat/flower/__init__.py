@@ -9,7 +9,8 @@ from fedflat.extras import needed
 
 needed("flwr", "Flower", "flower")
 
-from fedflat.flower.client import client_app, named_data  # noqa: E402
-from fedflat.flower.server import server_app  # noqa: E402
+from fedflat.flower.admission import Admission  # noqa: E402
+from fedflat.flower.client_app import client_app, named_data  # noqa: E402
+from fedflat.flower.server_app import server_app  # noqa: E402
 
-__all__ = ["client_app", "named_data", "server_app"]
+__all__ = ["Admission", "client_app", "named_data", "server_app"]

@@ -3,121 +3,152 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from flwr.app import ArrayRecord, Message, RecordDict
 
-from fedflat.backends.base import Broadcast, Chunk, Order
-from fedflat.backends.serial import Serial
-from fedflat.duties import DUTIES
+from fedflat.core.scores import Score
+from fedflat.core.views import Update
+from fedflat.engine.backends.serial import Serial
+from fedflat.engine.evaluation import KEY, figures, scores
+from fedflat.engine.jobs import JOBS
+from fedflat.engine.setup import Broadcast, Chunk, Job, Setup
 from fedflat.errors import InputError, RunError
-from fedflat.flower.letters import EXAMINED, Errand, common, failed, kept_of, read_reply, request
-from fedflat.flower.post import Post, pauses
-from fedflat.flower.rehearsal import Expected, rehearse
-from fedflat.flower.roll import Roll
-from fedflat.flower.wire import RefusedError, form_of
-from fedflat.method import Update
-from fedflat.scoring import Score
-from fedflat.task import Task
+from fedflat.flower.dry_run import dry_run
+from fedflat.flower.members import Members
+from fedflat.flower.messages import Expected, Instruction, common, evaluated_form, failed, kept_of, read_reply, request
+from fedflat.flower.outliers import Outliers
+from fedflat.flower.transport import Transport, pauses
+from fedflat.flower.validation import RefusedError, form_of
 
 log = logging.getLogger(__name__)
-KINDS = {"train": "train", "examine": "evaluate", "statistics": "query.statistics"}
-"""Flower's types of message by duty."""
+TYPES = {"train": "train", "evaluate": "evaluate", "estimate": "query.estimate"}
+"""Flower's types of message by kind of job."""
 
 
 class Flower:
-    """Has the clients of a roll train where they are. timeout: seconds in which a client must answer.
+    """Has the members of a run train where they are. timeout: seconds in which a client must answer.
 
-    Clients send what they computed; all that is summed is weighted and summed here, so that nobody can claim a weight.
+    Clients send what they computed; all that is summed is weighted and summed here, with the sizes that `Members`
+    lets count, so that nobody can claim a weight.
     """
 
-    def __init__(self, task: Task, roll: Roll, timeout: float) -> None:
-        _refuse_simulations(task)
-        task.deployed = True
-        self.task, self.roll, self.timeout = task, roll, timeout
-        self._post, self._here = Post(roll.grid), Serial(task)
-        self._expected: dict[str, Expected] = {"examine": Expected(EXAMINED)}
+    def __init__(self, setup: Setup, members: Members, timeout: float) -> None:
+        _refuse_simulations(setup)
+        setup.deployed = True
+        self.setup, self.members, self.timeout = setup, members, timeout
+        self._transport, self._here = Transport(members.grid), Serial(setup)
+        self._outliers = Outliers()
+        self._expected: dict[str, Expected] = {"evaluate": Expected(evaluated_form(setup.sum_shapes))}
 
-    def visit(self, broadcast: Broadcast, orders: Iterable[Order]) -> Iterator[Update]:
-        """See `Backend.visit`. Of clients that are asked for something else than training, only answers are told."""
-        asked = [order for order in orders if order.duty != "examine" or self.roll.facts[order.client].tests]
+    def run(self, broadcast: Broadcast, jobs: Iterable[Job]) -> Iterator[Update]:
+        """See `Backend.run`. Where clients do something else than train, those that do not answer are left out."""
+        asked = [job for job in jobs if job.kind != "evaluate" or self.members.data[job.client].tests]
         if not asked:
             return
-        duty, heard = asked[0].duty, 0
+        kind, heard = asked[0].kind, 0
         self._learn(broadcast, asked[0])
         self._await_one(asked)
         shared = common(broadcast)
-        sent = [self._send(broadcast, shared, order) for order in asked]
+        sent = [self._send(broadcast, shared, job) for job in asked]
         end = time.monotonic() + self.timeout
-        for order, (errand, identity) in zip(asked, sent, strict=True):
-            update = self._update(broadcast, order, errand, self._answer(identity, end))
+        answers = (
+            self._update(broadcast, job, instruction, self._answer(identity, end))
+            for job, (instruction, identity) in zip(asked, sent, strict=True)
+        )
+        for update in self._outliers.judged(answers) if kind == "train" else answers:
             heard += update.failure is None
-            if duty == "train" or update.failure is None:
-                yield DUTIES[duty].share(self.task, update)
+            if kind == "train" or update.failure is None:
+                yield from JOBS[kind].terms(self.setup, [update])
             else:
-                log.warning("round %d: client %d is left out: %s", broadcast.round, order.client, update.failure)
-        if duty == "statistics" and not heard:
+                log.warning("round %d: client %d is left out: %s", broadcast.round, update.client, update.failure)
+        if kind == "estimate" and not heard:
             raise RunError("no client could be heard that was asked for statistics of BatchNorm")
 
-    def _learn(self, broadcast: Broadcast, order: Order) -> None:
+    def _learn(self, broadcast: Broadcast, job: Job) -> None:
         """Find out what may come back."""
-        if order.duty == "statistics":
+        if job.kind == "estimate":
             vectors = {"buffers": broadcast.buffers, "counters": broadcast.counters}
-            self._expected[order.duty] = Expected(form_of({name: v for name, v in vectors.items() if v.numel()}))
-        elif order.duty not in self._expected:
-            self._expected[order.duty] = rehearse(self.task, broadcast, order, self.roll.facts[order.client])
+            self._expected[job.kind] = Expected(form_of({name: v for name, v in vectors.items() if v.numel()}))
+        elif job.kind not in self._expected:
+            self._expected[job.kind] = dry_run(self.setup, broadcast, job, self.members.data[job.client])
 
-    def _await_one(self, asked: Sequence[Order]) -> None:
+    def _await_one(self, asked: Sequence[Job]) -> None:
         """Wait until one of the clients is there at least; not for ever."""
         end = time.monotonic() + self.timeout
         for _ in pauses():
-            self.roll.refresh()
-            if any(order.client in self.roll.nodes for order in asked) or time.monotonic() > end:
+            self.members.refresh()
+            if any(job.client in self.members.nodes for job in asked) or time.monotonic() > end:
                 return
 
-    def _send(self, broadcast: Broadcast, shared: ArrayRecord, order: Order) -> tuple[Errand, str | None]:
-        task, client = self.task, order.client
-        errand = Errand(
-            self.roll.run,
+    def _send(self, broadcast: Broadcast, shared: ArrayRecord, job: Job) -> tuple[Instruction, str | None]:
+        setup, client = self.setup, job.client
+        instruction = Instruction(
+            self.members.run,
             broadcast.round,
             client,
-            order.duty,
+            job.kind,
             float(broadcast.lr),
-            task.share(client),
-            task.federation.classes if self.roll.facts[client].classes else 0,
-            kept_of(order.states),
+            setup.share(client),
+            setup.federation.classes if self.members.data[client].classes else 0,
+            kept_of(job.states),
         )
-        if client not in self.roll.nodes:
-            return errand, None
-        content = request(errand, shared, order)
-        group = str(broadcast.round)
-        kind, valid = KINDS[order.duty], 2 * self.timeout  # answers wait for those that come before them in the order
-        return errand, self._post.push(Message(content, self.roll.nodes[client], kind, ttl=valid, group_id=group))
+        if client not in self.members.nodes or client in self.members.barred:
+            return instruction, None
+        content = request(instruction, shared, job)
+        valid = 2 * self.timeout  # answers wait for those that come before them in the order
+        message = Message(
+            content, self.members.nodes[client], TYPES[job.kind], ttl=valid, group_id=str(broadcast.round)
+        )
+        return instruction, self._transport.push(message)
 
     def _answer(self, identity: str | None, end: float) -> RecordDict | RefusedError:
         if identity is None:
-            return RefusedError("is not there")
+            return RefusedError("is not there, or is barred")
         for _ in pauses():
-            late, answer = time.monotonic() > end, self._post.pull(identity)
+            late, answer = time.monotonic() > end, self._transport.pull(identity)
             if answer is not None:
                 return answer
             if late:
                 break
         return RefusedError(f"has not answered within {self.timeout:g} s")
 
-    def _update(self, broadcast: Broadcast, order: Order, errand: Errand, answer: RecordDict | RefusedError) -> Update:
+    def _update(
+        self, broadcast: Broadcast, job: Job, instruction: Instruction, answer: RecordDict | RefusedError
+    ) -> Update:
         """What was answered, with the counts and weights that are known here."""
-        expected, facts = self._expected[order.duty], self.roll.facts[order.client]
+        expected, data = self._expected[job.kind], self.members.data[job.client]
         try:
             if isinstance(answer, RefusedError):
                 raise answer
-            update = read_reply(answer, errand, expected.form, expected.figures, broadcast.buffers)
+            steps = self._most_steps(expected.steps, data.samples) if job.kind == "train" else 0
+            update = read_reply(answer, instruction, replace(expected, steps=steps), broadcast.buffers)
+            self._inspect(update, data.tests)
         except RefusedError as error:
-            return failed(order.client, f"it {error}")
-        samples = facts.tests if order.duty == "examine" else facts.samples
-        return replace(update, samples=samples, weight=order.weight)
+            return failed(job.client, f"it {error}")
+        return replace(update, samples=data.tests if job.kind == "evaluate" else data.samples, weight=job.weight)
+
+    def _most_steps(self, passes: int, samples: int) -> int:
+        """The most steps that a client may have made: twice those that the experiment asks for."""
+        e = self.setup.experiment
+        epoch = -(-samples // (e.batch_size or samples))
+        return 2 * passes * max(1, e.local_steps or e.local_epochs * epoch)
+
+    def _inspect(self, update: Update, tests: int) -> None:
+        """Refuse scores that cannot be, and what a part knows to be out of its range."""
+        targets = tests * math.prod(self.members.data[update.client].y[0])
+        for name, score in scores(update).items() if KEY in update.sent else ():
+            found = figures(self.setup, score)
+            shares = [found.get(metric.name) for metric in self.setup.metrics if metric.share]
+            if not (0 < score.count <= targets and all(share is None or 0 <= share <= 1 for share in shares)):
+                raise RefusedError(f"sent scores of {name!r} that cannot be: {found} of {score.count} targets")
+        for part in self.setup.method.filling("inspect"):
+            reason = part.inspect(self.setup, update)
+            if reason is not None:
+                raise RefusedError(f"sent {reason}")
 
     def evaluate(self, broadcast: Broadcast, chunks: Sequence[Chunk]) -> list[Score]:
         """See `Backend.evaluate`; the common test set is here."""
@@ -127,10 +158,10 @@ class Flower:
         """Nothing to release: the grid is Flower's."""
 
 
-def _refuse_simulations(task: Task) -> None:
-    for part in task.method.parts:
-        if part.bookkeeping:
+def _refuse_simulations(setup: Setup) -> None:
+    for part in setup.parts:
+        if part.simulation_only:
             raise InputError(
-                f"{part.name} keeps books that only a simulation can keep, and cannot be deployed: choose another "
+                f"{part.name} serves simulations only, and cannot be deployed: choose another "
                 "`evaluated` than 'all', or another method"
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -33,12 +34,20 @@ def write_certificates(folder: Path, hosts: Sequence[str]) -> None:
     _write_private(folder / "server.key", server, PrivateFormat.PKCS8)
 
 
-def write_node_key(folder: Path, client: int) -> None:
-    """A SuperNode's key pair in OpenSSH's form, node-N and node-N.pub."""
-    key = _new_key()
-    _write_private(folder / f"node-{client}", key, PrivateFormat.OpenSSH)
+def write_node_key(folder: Path, client: int) -> str:
+    """A SuperNode's key pair in OpenSSH's form, node-N and node-N.pub; returns the public one."""
+    key = make_private_key(folder / f"node-{client}")
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
     (folder / f"node-{client}.pub").write_bytes(public + f" fedflat-trial-client-{client}\n".encode())
+    return str(public.decode())
+
+
+def make_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """Write a new private key in OpenSSH's form, for its owner only."""
+    key = _new_key()
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _write_private(path, key, PrivateFormat.OpenSSH)
+    return key
 
 
 def _new_key() -> ec.EllipticCurvePrivateKey:
@@ -47,8 +56,9 @@ def _new_key() -> ec.EllipticCurvePrivateKey:
 
 def _write_private(path: Path, key: ec.EllipticCurvePrivateKey, form: PrivateFormat) -> None:
     """Write a key that nobody but its owner could ever read."""
-    path.touch(mode=0o600)
-    path.write_bytes(key.private_bytes(Encoding.PEM, form, NoEncryption()))
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(key.private_bytes(Encoding.PEM, form, NoEncryption()))
 
 
 def _name(text: str) -> x509.Name:

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fedflat.data import Federation
 from fedflat.errors import InputError
 from fedflat.experiment import Experiment
+from fedflat.flower.admission import admission_of
 from fedflat.flower.keys import DAYS, write_certificates, write_node_key
 
 PORT = 8000
@@ -37,6 +39,7 @@ clientapp = "federation:client"
 
 [tool.flwr.app.config]
 out = "run"  # the run folder, where the server is started
+clients = "clients.toml"  # who may join, in the same place; only the server reads it
 """
 
 APPS = '''\
@@ -96,21 +99,26 @@ for n in {numbers}; do flwr supernode register keys/node-$n.pub trial; done
 
 # 3. one node for each client, on the machine that holds its data (here: all on this one, client 0)
 flower-supernode --superlink {host}:{port} --root-certificates keys/ca.pem \\
-    --auth-supernode-private-key keys/node-0 --node-config 'client=0 state="state"' --port 9100
+    --auth-supernode-private-key keys/node-0 --node-config 'client=0 key="keys/node-0" state="state"' --port 9100
 
 # 4. train; the same command goes on with the round it was in if it was stopped
 flwr run . trial --stream
 ```
 
-Node n takes `keys/node-n`, `client=n` and, where several are on one machine, a port of its own.
+Node n takes `keys/node-n` (twice), `client=n` and, where several are on one machine, a port of its own.
+
+`clients.toml` is the server's list: the public key of every client, how many samples it has, and what samples are
+like. Whoever says otherwise cannot join. A client without an entry `samples` counts for at most `max_weight` times the
+median size; one without a `key` is bound to the key with which it first joins.
+
 What comes out is in `run/`: `fedflat show run`. Clients keep what the method has them keep in `state/`; it never leaves
 them.
 
 Without any of this, on one machine (`pip install 'flwr[simulation]'`), one core for each client that trains:
 
 ```console
-flwr run . simulation --stream --federation-config 'num-supernodes={clients} client-resources-num-cpus=1' \\
-    --run-config "out='$PWD/simulated'"
+flwr run . simulation --stream --federation-config 'num-supernodes={clients} client-resources-num-cpus=1{gpus}' \\
+    --run-config "out='$PWD/simulated' clients=''"
 ```
 
 What comes out is in `simulated/`. Flower leaves a SuperLink of its own running for the next time; to end it,
@@ -122,8 +130,26 @@ authority, and every client make its key itself (`ssh-keygen -t ecdsa -b 384 -N 
 """
 
 
-def write_project(folder: Path, experiment: Experiment, hosts: Sequence[str] = ("127.0.0.1", "localhost")) -> None:
-    """Write a project into a new or empty folder. hosts: names and addresses of the server, the first to connect to."""
+LIST = """\
+# Who may join, and with what. The server reads this file; clients need not have it.
+
+"""
+
+
+def write_project(
+    folder: Path,
+    experiment: Experiment,
+    hosts: Sequence[str] = ("127.0.0.1", "localhost"),
+    federation: Federation | None = None,
+) -> None:
+    """Write a project into a new or empty folder.
+
+    Args:
+        folder: Where to.
+        experiment: What the federation trains.
+        hosts: Names and addresses of the server, the first to connect to.
+        federation: The clients' data, where they can be read here: the list of clients then has their sizes.
+    """
     if folder.exists() and any(folder.iterdir()):
         raise InputError(f"{folder} is not empty; choose another folder for the project")
     keys, flower = folder / "keys", folder / "flower"
@@ -131,17 +157,21 @@ def write_project(folder: Path, experiment: Experiment, hosts: Sequence[str] = (
         made.mkdir(parents=True, exist_ok=True)
     keys.chmod(0o700)
     write_certificates(keys, hosts)
-    for client in range(experiment.clients):
-        write_node_key(keys, client)
-    facts: dict[str, Any] = {"clients": experiment.clients, "host": hosts[0], "port": PORT, "days": DAYS}
-    facts["authority"] = keys.resolve() / "ca.pem"
+    public = {client: write_node_key(keys, client) for client in range(experiment.clients)}
+    listed = admission_of(public, federation, experiment.clients, experiment.dtype)
+    summary: dict[str, Any] = {"clients": experiment.clients, "host": hosts[0], "port": PORT, "days": DAYS}
+    # A core and, on GPUs, a part of one for each client that trains: as many side by side as `workers` says.
+    share = f" client-resources-num-gpus={1 / (experiment.workers or 1):g}"
+    summary["gpus"] = share if experiment.device.startswith("cuda") else ""
+    summary["authority"] = keys.resolve() / "ca.pem"
     numbers = "0" if experiment.clients == 1 else f"$(seq 0 {experiment.clients - 1})"
     texts = {
         "pyproject.toml": PYPROJECT,
         "federation.py": APPS,
         "experiment.toml": experiment.to_toml(),
-        "flower/config.toml": CONFIG.format(**facts),
-        "README.md": README.format(numbers=numbers, **facts),
+        "clients.toml": LIST + listed.text(),
+        "flower/config.toml": CONFIG.format(**summary),
+        "README.md": README.format(numbers=numbers, **summary),
         ".gitignore": "keys/\nflower/\nrun/\nsimulated/\nstate/\nfedflat-state/\n",
     }
     for name, text in texts.items():

@@ -11,9 +11,10 @@ from collections.abc import Callable
 
 from torch import nn
 
-from fedflat import calls
-from fedflat.models.cnn import cnn64, cnn_tiny, lenet5
-from fedflat.models.inputs import whole
+from fedflat import specs
+from fedflat.models.bisenet import bisenetv2
+from fedflat.models.checks import whole
+from fedflat.models.cnn import cnn64, cnn_femnist, cnn_tiny, lenet5
 from fedflat.models.layers import ResidualBlock, Staged
 from fedflat.models.mobilenet import mobilenetv2
 from fedflat.models.resnet_variants import (
@@ -27,12 +28,17 @@ from fedflat.models.resnet_variants import (
     resnet56,
 )
 from fedflat.models.simple import logistic, mlp
+from fedflat.models.text import char_lstm, char_transformer
 from fedflat.models.wide import wrn28_10, wrn28_10_gn
 
 __all__ = ["MODELS", "ResidualBlock", "Staged", "build_model"]
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
+    "bisenetv2": bisenetv2,
+    "char_lstm": char_lstm,
+    "char_transformer": char_transformer,
     "cnn64": cnn64,
+    "cnn_femnist": cnn_femnist,
     "cnn_tiny": cnn_tiny,
     "lenet5": lenet5,
     "logistic": logistic,
@@ -63,5 +69,5 @@ def build_model(text: str, shape: tuple[int, ...], classes: int) -> nn.Module:
     >>> build_model("mlp(hidden=(8, 8))", (1, 28, 28), 10)[-1]
     Linear(in_features=8, out_features=10, bias=True)
     """
-    call = calls.parse(text)
-    return calls.build("model", call, MODELS, shape, whole(call.name, "classes", classes))
+    call = specs.parse(text)
+    return specs.build("model", call, MODELS, shape, whole(call.name, "classes", classes))

@@ -7,7 +7,8 @@ from itertools import pairwise
 
 from torch import nn
 
-from fedflat.models.inputs import image_shape
+from fedflat.errors import InputError
+from fedflat.models.checks import image_shape, whole
 from fedflat.models.layers import Staged, init_he, named
 
 
@@ -72,23 +73,38 @@ def _stage(inputs: int, outputs: int, plan: Plan) -> nn.Module:
     return named(**layers, relu=nn.ReLU(), pool=nn.MaxPool2d(2))
 
 
-def cnn64(shape: tuple[int, ...], classes: int) -> nn.Module:
+def cnn64(shape: tuple[int, ...], classes: int, width: int = 64) -> nn.Module:
     """The CIFAR network of FedDyn, also of the papers on MAN and on FedSAM with SWA (797 962 parameters).
 
     Two 5×5 convolutions of 64 channels with pooling, then 384 and 192 units; images of 16×16 and more.
+    width: number of channels; the fully connected layers have 6 and 3 times as many units.
     """
-    plan = Plan(channels=(64, 64), kernel=5, hidden=(384, 192))
+    width = whole("cnn64", "width", width)
+    plan = Plan(channels=(width, width), kernel=5, hidden=(6 * width, 3 * width))
     return ConvNet("cnn64", shape, classes, plan)
 
 
-def cnn_tiny(shape: tuple[int, ...], classes: int) -> nn.Module:
+def cnn_tiny(shape: tuple[int, ...], classes: int, width: int = 64) -> nn.Module:
     """The Tiny-ImageNet network of the paper on MAN (2 447 688 parameters for 3×64×64 and 200 classes).
 
     Three 3×3 convolutions of 64 channels with GroupNorm (4 groups) and pooling, then 512 and 384 units;
     images of 8×8 and more.
+    width: number of channels, a multiple of 4; the fully connected layers have 8 and 6 times as many units.
     """
-    plan = Plan(channels=(64, 64, 64), kernel=3, hidden=(512, 384), padding=1, groups=4)
+    width = whole("cnn_tiny", "width", width)
+    if width % 4:
+        raise InputError(f"model 'cnn_tiny': width={width} must be a multiple of 4, the number of groups")
+    plan = Plan(channels=(width,) * 3, kernel=3, hidden=(8 * width, 6 * width), padding=1, groups=4)
     return ConvNet("cnn_tiny", shape, classes, plan)
+
+
+def cnn_femnist(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """LEAF's network for FEMNIST (6 603 710 parameters for 1×28×28 and 62 classes).
+
+    Two 5×5 convolutions of 32 and 64 channels with pooling, then 2048 units; images of 4×4 and more.
+    """
+    plan = Plan(channels=(32, 64), kernel=5, hidden=(2048,), padding=2)
+    return ConvNet("cnn_femnist", shape, classes, plan)
 
 
 def lenet5(shape: tuple[int, ...], classes: int, bias: bool = False) -> nn.Module:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedflat.errors import InputError
-from fedflat.models.inputs import one_of, whole
+from fedflat.models.checks import one_of, whole
 
 Norm: TypeAlias = Callable[[int], nn.Module]
 """Makes the normalisation of so many channels."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from fedflat.models.inputs import image_shape, one_of, whole
+from fedflat.models.checks import image_shape, one_of, whole
 from fedflat.models.layers import init_fan_out, init_he, norm_layer
 from fedflat.models.resnet import ResNet
 
@@ -20,6 +20,7 @@ def _standard(
     deep: bool = False,
     bias: bool = True,
     projection: int = 0,
+    width: int = 64,
 ) -> ResNet:
     """ResNet-18, or -50 if `deep`, before its initialisation; `model` is named in errors."""
     return ResNet(
@@ -31,6 +32,7 @@ def _standard(
         norm=norm_layer(model, norm, groups),
         bias=bias,
         projection=whole(model, "projection", projection, least=0),
+        width=whole(model, "width", width),
     )
 
 
@@ -49,34 +51,43 @@ def resnet18_imagenet(shape: tuple[int, ...], classes: int, projection: int = 0)
 
 
 def resnet18_gn(
-    shape: tuple[int, ...], classes: int, stem: str = "imagenet", groups: int = 2, init: str = "default"
+    shape: tuple[int, ...],
+    classes: int,
+    stem: str = "imagenet",
+    groups: int = 2,
+    init: str = "default",
+    width: int = 64,
 ) -> nn.Module:
     """ResNet-18 with GroupNorm, of FedDyn and of the paper on FedSAM with SWA (11 181 642 parameters).
 
     stem: "imagenet" (7×7 at stride 2, then pooling) or "cifar" (3×3, no pooling).
     groups: number of groups in every layer.
     init: "default" (PyTorch's) or "fan_out" (Kaiming's normal law, as in FedDyn's own code).
+    width: channels of the first stage; fewer give small members of the family.
     """
-    net = _standard("resnet18_gn", shape, classes, stem=stem, norm="gn", groups=groups)
+    net = _standard("resnet18_gn", shape, classes, stem=stem, norm="gn", groups=groups, width=width)
     fan_out = one_of("resnet18_gn", "init", init, ("default", "fan_out")) == "fan_out"
     return init_fan_out(net) if fan_out else net
 
 
-def resnet18_nonorm(shape: tuple[int, ...], classes: int) -> nn.Module:
+def resnet18_nonorm(shape: tuple[int, ...], classes: int, width: int = 64) -> nn.Module:
     """ResNet-18 of the paper on CONST: CIFAR stem, neither normalisation nor biases (11 164 352 parameters).
 
     Without normalisation its scores start large: train it with a small learning rate or with CONST.
+    width: channels of the first stage; fewer give small members of the family.
     """
-    return init_he(_standard("resnet18_nonorm", shape, classes, stem="cifar", norm="none", bias=False))
+    return init_he(_standard("resnet18_nonorm", shape, classes, stem="cifar", norm="none", bias=False, width=width))
 
 
-def resnet18_bn_nostats(shape: tuple[int, ...], classes: int) -> nn.Module:
+def resnet18_bn_nostats(shape: tuple[int, ...], classes: int, width: int = 64) -> nn.Module:
     """ResNet-18 of the baselines of the paper on CONST: BatchNorm without statistics, CIFAR stem.
 
     Neither the convolutions nor the classifier have a bias. It normalises with the batch in evaluation too,
     so its scores depend on what else is in the batch.
+    width: channels of the first stage; fewer give small members of the family.
     """
-    return init_he(_standard("resnet18_bn_nostats", shape, classes, stem="cifar", norm="bn_nostats", bias=False))
+    net = _standard("resnet18_bn_nostats", shape, classes, stem="cifar", norm="bn_nostats", bias=False, width=width)
+    return init_he(net)
 
 
 def resnet50(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
+from fedflat.models.checks import flat_size, whole
 from fedflat.models.cnn import fully_connected
-from fedflat.models.inputs import flat_size, whole
 
 
 def logistic(shape: tuple[int, ...], classes: int) -> nn.Module:

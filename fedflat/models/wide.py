@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from fedflat.models.inputs import image_shape
+from fedflat.models.checks import image_shape
 from fedflat.models.layers import Norm, ResidualBlock, Staged, conv, init_fan_out, named, norm_layer
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fedflat.flat import FlatModel, names_within
-from fedflat.method import Part
-from fedflat.statistics import batchnorms
+from fedflat.core.batchnorm import batchnorms
+from fedflat.core.flat import FlatModel, names_within
+from fedflat.core.part import Part
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,6 @@ class LocalBatchNorm(Part):
     """
 
     def private(self, model: FlatModel) -> Iterable[str]:
-        """All tensors of the layers."""
         for layer, _ in batchnorms(model.module):
             yield from names_within((*model.spans, *model.buffer_spans, *model.counter_spans), layer)
 
@@ -31,7 +30,6 @@ class SiLoBN(Part):
     """
 
     def private(self, model: FlatModel) -> Iterable[str]:
-        """The layers' buffers."""
         for layer, _ in batchnorms(model.module):
             yield from names_within((*model.buffer_spans, *model.counter_spans), layer)
 

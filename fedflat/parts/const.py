@@ -5,72 +5,71 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, Literal
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from fedflat.flat import FlatModel, Span
-from fedflat.method import Local, Part
-
-if TYPE_CHECKING:
-    from fedflat.task import Task
+from fedflat.core.flat import FlatModel, Span
+from fedflat.core.part import Part
+from fedflat.core.rows import dots, norms
+from fedflat.core.views import Local, SetupView
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Const(Part):
-    """Keep every output channel's displacement free of a mean and orthogonal to the channel received.
+    """Keep every output channel's displacement at mean zero and orthogonal to the received channel.
 
-    Π is the orthogonal projector onto {1, w_ch}^⊥ of each channel, applied after every step.
-
-    center, orthogonal: the two constraints, for ablations (only orthogonal projects along the raw channel).
-    mode: "linear" for Π, or "sphere": centre each channel and put it back on the sphere of radius √2.
-    init: start from centred channels of norm √2, as the authors' code does for every method.
-    Channels are rows of weights with two dimensions or more; fan-in below 3 is left free, as are biases and norms.
+    Π is the orthogonal projector onto {1, w_ch}^⊥ of each channel, applied after every step. Channels are the rows of
+    weights with two or more dimensions; weights with a fan-in below 3, biases and norm layers are left free.
     Keeps nothing; sends 1 down, 1 up. Differs from the paper's Algorithm 1 in projecting the displacement after the
-    whole step instead of the gradient before it, and along the centred channel: only so both constraints hold.
+    whole step instead of the gradient before it, and along the centred channel: both constraints hold only this way.
+
+    Args:
+        center: Apply the first constraint (False for ablations).
+        orthogonal: Apply the second constraint; without `center` it projects along the raw channel.
+        mode: "linear" for Π, or "sphere" to centre each channel and put it back on the sphere of radius √2.
+        init: Start from centred channels of norm √2, as the authors' code does for every method.
     """
 
     formula: ClassVar[str] = (
         "w_k ← w + Π(w_k − w),  Π(v) = v̄ − (⟨v̄, u⟩/⟨u, u⟩) u\n"
         "v̄ = v − mean(v),  u = w_ch − mean(w_ch),  channel by channel"
     )
+    stacks: ClassVar[bool] = True
     center: bool = True
     orthogonal: bool = True
-    mode: str = "linear"
+    mode: Literal["linear", "sphere"] = "linear"
     init: bool = False
 
-    def __post_init__(self) -> None:
-        self.require(self.mode in ("linear", "sphere"), f"mode is 'linear' or 'sphere', not {self.mode!r}")
-
-    def check(self, task: Task) -> None:
-        """Say once which weights stay free."""
-        model = task.model
+    def check(self, setup: SetupView) -> None:
+        model = setup.model
         free = [s.name for s in model.spans if s.name.endswith("weight") and s not in constrained(model)]
         if free:
-            log.warning("const: left free, having a fan-in below 3 or being a norm layer's: %s", ", ".join(free))
+            log.warning(
+                "const: weights with a fan-in below 3 and those of norm layers are left free: %s", ", ".join(free)
+            )
         self.require(bool(constrained(model)), "the model has no weight with a fan-in of 3 or more to constrain")
 
-    def prepare(self, model: FlatModel) -> None:
-        """Centre and scale the initial channels."""
+    def build(self, module: nn.Module) -> nn.Module:
         if self.init:
-            for span in constrained(model):
-                _to_sphere(span.channels(model.theta))
+            for weight in module.parameters():
+                if weight.requires_grad and _has_channels(tuple(weight.shape)):
+                    _to_sphere(weight.data.view(len(weight), -1))
+        return module
 
     def begin(self, local: Local) -> None:
-        """Compute what the projections of this round share."""
         local.scratch(self)["rows"] = [self._direction(span, local.origin) for span in constrained(local.model)]
 
     def _direction(self, span: Span, origin: Tensor) -> tuple[Span, Tensor, Tensor]:
         u = span.channels(origin)
         if self.center:
-            u = u - u.mean(1, keepdim=True)
-        squared = u.square().sum(1, keepdim=True)
+            u = u - u.mean(-1, keepdim=True)
+        squared = u.square().sum(-1, keepdim=True)
         return span, u, squared.masked_fill_(squared == 0, math.inf)
 
-    def constrain(self, local: Local) -> None:
-        """Project."""
+    def constrain_weights(self, local: Local) -> None:
         if self.mode == "linear" and not (self.center or self.orthogonal):
             return
         scratch: dict[str, Any] = local.scratch(self)
@@ -85,17 +84,21 @@ class Const(Part):
     def project(self, v: Tensor, u: Tensor, squared: Tensor) -> Tensor:
         """Π of each row of v, in place, for directions u of squared lengths `squared`."""
         if self.center:
-            v.sub_(v.mean(1, keepdim=True))
+            v.sub_(v.mean(-1, keepdim=True))
         if self.orthogonal:
-            v.addcmul_((v * u).sum(1, keepdim=True).div_(squared), u, value=-1)
+            v.addcmul_(dots(v, u).div_(squared), u, value=-1)
         return v
 
 
 def constrained(model: FlatModel) -> list[Span]:
     """The weights whose channels are constrained."""
-    return [s for s in model.spans if len(s.shape) >= 2 and (s.stop - s.start) // s.shape[0] >= 3]
+    return [span for span in model.spans if _has_channels(span.shape)]
+
+
+def _has_channels(shape: tuple[int, ...]) -> bool:
+    return len(shape) >= 2 and math.prod(shape[1:]) >= 3
 
 
 def _to_sphere(rows: Tensor) -> None:
-    rows.sub_(rows.mean(1, keepdim=True))
-    rows.mul_(math.sqrt(2) / rows.norm(dim=1, keepdim=True).clamp_(min=1e-12))
+    rows.sub_(rows.mean(-1, keepdim=True))
+    rows.mul_(math.sqrt(2) / norms(rows).clamp_(min=1e-12))

@@ -2,41 +2,35 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
-from fedflat.method import Local, Part, Server
+from fedflat.core.part import Part
+from fedflat.core.rows import Number, add_
+from fedflat.core.views import Local, Server, SetupView
 
-if TYPE_CHECKING:
-    from fedflat.task import Task
 
-
-def check_split(task: Task, part: Part, clip_split: bool) -> None:
-    """Refuse a weight decay that would draw to zero what stays with the clients, where no pull undoes it."""
-    whole = len(task.private.theta) == 0
+def check_split(setup: SetupView, part: Part, clip_split: bool) -> None:
+    """Raise an error if `clip_split` would let weights that stay with the clients decay, where no pull counters it."""
+    whole = len(setup.private.theta) == 0
     part.require(
         whole or not clip_split, "clip_split is for models of which no weights stay with clients: leave it out"
     )
 
 
 def begin_pull(local: Local, part: Part, alpha: float, clip_split: bool) -> None:
-    """Prepare the pull of strength α_i = α/ω_i towards w − H_i.
-
-    clip_split: as published code does, leave α_i·w_k to the weight decay, where it is not clipped.
-    """
+    """Prepare the pull of strength α_i = α/ω_i towards w − H_i; for `clip_split` see `FedDyn`."""
     strength = alpha / local.share
     local.scratch(part)["strength"] = strength
     if clip_split:
-        local.extra_decay += strength
+        local.sent_decay = local.sent_decay + strength
 
 
 def add_pull(local: Local, part: Part, clip_split: bool) -> None:
     """g ← g + α_i (w_k − w + H_i)."""
     pull = -local.origin if clip_split else local.theta - local.origin
     past = local.state(part).get("h")
-    local.grad.add_(pull if past is None else pull.add_(past), alpha=local.scratch(part)["strength"])
+    add_(local.grad, pull if past is None else pull.add_(past), local.scratch(part)["strength"])
 
 
 def remember_drift(local: Local, part: Part) -> None:
@@ -58,16 +52,18 @@ def control(state: dict[str, Tensor], like: Tensor) -> Tensor:
     return state["c"] if "c" in state else torch.zeros_like(like)
 
 
-def refreshed_control(local: Local, own: Tensor, common: Tensor, weight: float) -> Tensor:
-    """c_i − c − Δ_i / (weight · lr): the mean direction that was applied; unchanged if there was no step."""
+def refreshed_control(local: Local, own: Tensor, common: Tensor, weight: Number) -> Tensor:
+    """c_i − c − Δ_i / (weight · lr): the mean direction that was applied; `own` if there was no step."""
     scale = weight * local.lr
-    return own - common - (local.theta - local.origin) / scale if scale > 0 else own
+    moved = bool((scale > 0).all()) if isinstance(scale, Tensor) else scale > 0  # all clients of a stack, or none
+    return own - common - (local.theta - local.origin) / scale if moved else own
 
 
 def step_weights(steps: int, momentum: float = 0.0, nesterov: bool = False, shrink: float = 0.0) -> float:
-    """How many times a constant gradient ends up in the local update, in units of the learning rate.
+    """The number of times that a constant gradient is in the local update, in units of the learning rate.
 
-    shrink: lr · μ of a proximal pull.
+    Args:
+        shrink: lr · μ of a proximal pull.
 
     >>> step_weights(3)
     3.0

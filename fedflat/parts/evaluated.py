@@ -1,4 +1,4 @@
-"""Averages that are only evaluated, never sent: what `Experiment.evaluated` names."""
+"""Averages that are evaluated but never sent; `Experiment.evaluated` names them."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedflat.method import Local, Part, Server
+from fedflat.core.part import Part
+from fedflat.core.rows import one
+from fedflat.core.views import Local, Server
 
 
 @dataclass(frozen=True)
 class Selected(Part):
     """Evaluate the mean of this round's local models, `origin + combined update`."""
 
-    def conclude(self, server: Server) -> None:
-        """Remember the mean."""
+    def end_round(self, server: Server) -> None:
         server.state(self)["mean"] = server.origin + server.delta
 
-    def averaged(self, server: Server) -> Tensor | None:
-        """The mean of the last round."""
+    def evaluation_weights(self, server: Server) -> Tensor | None:
         return server.state(self).get("mean")
 
 
@@ -28,24 +28,23 @@ class Selected(Part):
 class AllClients(Part):
     """Evaluate the mean over all N clients of each one's latest local model (the protocol of Acar et al., 2021).
 
-    Clients never heard count with the initial model. Weights n_i, or uniform where the method is. Every client keeps
-    its latest model (1) and sends what changed in it (1): this is bookkeeping of a simulation, not communication.
-    The sum is kept in double precision because it is updated by differences.
+    Clients that have not trained yet count with the initial model. The weights are n_i, or uniform where the method's
+    are. Every client keeps its latest model (1) and sends what changed in it (1); only the simulation needs this, so it
+    does not count as communication. The sum is kept in double precision because it is updated by differences.
     """
 
-    bookkeeping: ClassVar[bool] = True
+    stacks: ClassVar[bool] = True
+    simulation_only: ClassVar[bool] = True
 
     def end(self, local: Local) -> None:
-        """Send how much this client's share of the sum has changed."""
         state = local.state(self)
         weight = (1.0 if local.uniform else local.share) / local.clients
-        seen = 0.0 if "latest" in state else weight
+        seen = one(local.theta, 0.0 if "latest" in state else 1.0, torch.float64) * weight
         change = local.theta.double() - state["latest"].double() if "latest" in state else local.theta.double()
-        local.send(self, change=change * weight, seen=torch.tensor([seen], dtype=torch.float64))
+        local.send(self, change=change * weight, seen=seen)
         state["latest"] = local.theta.clone()
 
-    def conclude(self, server: Server) -> None:
-        """Bring the sum up to date."""
+    def end_round(self, server: Server) -> None:
         state = server.state(self)
         if "initial" not in state:
             state["initial"] = server.origin.clone()
@@ -54,8 +53,7 @@ class AllClients(Part):
         state["sum"] += server.total(self)["change"]
         state["seen"] += server.total(self)["seen"]
 
-    def averaged(self, server: Server) -> Tensor | None:
-        """The mean over all clients."""
+    def evaluation_weights(self, server: Server) -> Tensor | None:
         state = server.state(self)
         if "sum" not in state:
             return None

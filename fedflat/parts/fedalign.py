@@ -4,69 +4,64 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedflat.core.fields import Count, NonNegative, PositiveFraction
+from fedflat.core.flat import FlatModel
+from fedflat.core.part import Part
+from fedflat.core.views import Local, SetupView
 from fedflat.errors import InputError
-from fedflat.method import Local, Part
 from fedflat.models.slim import leading, slimmed
-from fedflat.parts.inputs import two_samples
-
-if TYPE_CHECKING:
-    from fedflat.flat import FlatModel
-    from fedflat.task import Task
+from fedflat.parts.requirements import two_samples
 
 Passed = tuple[Tensor, Tensor]
-"""What entered a module, and what left it."""
+"""The input and the output of a module."""
 
 
 @dataclass(frozen=True)
 class FedAlign(Part):
     """Align the Lipschitz constant of the last stage, run at a reduced width, with that of the whole stage.
 
-    a and b are the last stage's input and output, a averaged over b's grid of S places; a, b and so K_F are held fixed,
-    as is the factor sg(L_CE/L_Lip). The spectral norms ‖·‖₂ are found by power iterations.
-
-    mu: μ; 0 is FedAvg. width: ω_S; 1 is FedAvg, too. objective: "official", the authors' code, for which μ was tuned:
-    the penalty is always worth μ·L_CE, and left out where L_Lip < 1e-12; or "paper", L + μ·L_Lip.
-    slices: "sliced" takes the leading channels a_S of a in X_S as the code does, "full" all of a, as equation 7 says.
-    iterations: of the power method, from a vector of ones. divisor: of the numbers of channels left at width ω_S.
+    a and b are the last stage's input and output, a averaged over b's grid of S positions. a, b and therefore K_F are
+    held fixed, as is the factor sg(L_CE/L_Lip). The spectral norms ‖·‖₂ are found by power iterations.
     Keeps nothing; sends 1 down, 1 up; one more pass through the last stage at width ω_S.
     The paper trains with lr=0.01, lr_decay=1, momentum=0.9, nesterov=True, weight_decay=1e-4, batch_size=64, clip=10.
+
+    Args:
+        mu: μ, the weight of the penalty; 0 is FedAvg.
+        width: ω_S; 1 is FedAvg, too.
+        objective: "official" is the authors' code, for which μ was tuned: the value of the penalty is always μ·L_CE,
+            and it is left out where L_Lip < 1e-12. "paper" is L + μ·L_Lip.
+        slices: "sliced" takes the leading channels a_S of a in X_S, as the code does; "full" takes all of a, as
+            equation 7 says.
+        iterations: The number of power iterations, from a vector of ones.
+        divisor: Reduced numbers of channels are rounded to multiples of this; see `fedflat.models.slim.leading`.
     """
 
     formula: ClassVar[str] = (
         "L ← L + μ sg(L_CE/L_Lip) L_Lip,  L_Lip = mean over the batch of (K_S − K_F)²\n"
         "K_F = ‖aᵀb/S‖₂,  K_S = ‖a_Sᵀb_S/S‖₂,  b_S = last stage of a_S at width ω_S"
     )
-    mu: float = 0.45
-    width: float = 0.25
-    objective: str = "official"
-    slices: str = "sliced"
-    iterations: int = 10
-    divisor: int = 8
+    mu: NonNegative = 0.45
+    width: PositiveFraction = 0.25
+    objective: Literal["official", "paper"] = "official"
+    slices: Literal["sliced", "full"] = "sliced"
+    iterations: Count = 10
+    divisor: Count = 8
 
-    def __post_init__(self) -> None:
-        self.require(self.mu >= 0, f"mu must not be negative, got {self.mu}")
-        self.require(0 < self.width <= 1, f"width lies above 0 and is at most 1, got {self.width}")
-        self.require(self.objective in ("official", "paper"), f"objective is 'official' or 'paper': {self.objective!r}")
-        self.require(self.slices in ("sliced", "full"), f"slices is 'sliced' or 'full', not {self.slices!r}")
-        self.require(self.iterations >= 1, f"iterations must be at least 1, got {self.iterations}")
-        self.require(self.divisor >= 1, f"divisor must be at least 1, got {self.divisor}")
-
-    def check(self, task: Task) -> None:
-        """Try it: the last stage must be met on the way, and run at the reduced width."""
-        model, seen = task.model, list[Passed]()
+    def check(self, setup: SetupView) -> None:
+        model, seen = setup.model, list[Passed]()
         name = model.require_last_stage(self.name)
         model.module.eval()
         with torch.no_grad(), recording(model.submodule(name), seen):
-            model(two_samples(task)[0])
+            model(two_samples(setup)[0])
         self.require(
             bool(seen) and all(isinstance(tensor, Tensor) and tensor.dim() == 4 for tensor in seen[-1]),
-            f"feature maps (channels, height, width) must enter and leave the last stage, which {name!r} does not see; "
+            f"the last stage must map feature maps (channels, height, width) to feature maps, but {name!r} does not; "
             "name another with last_stage='…'",
         )
         try:
@@ -75,20 +70,20 @@ class FedAlign(Part):
         except RuntimeError as error:
             raise InputError(f"{self.name}: {name!r} does not run at width {self.width:g}: {error}") from error
 
-    def watch(self, local: Local) -> AbstractContextManager[Any]:
-        """Note what passes the last stage in this forward pass, and in no other."""
+    def around_forward(self, local: Local) -> AbstractContextManager[Any]:
+        # a new list per pass: what other passes leave must not count
         seen = local.scratch(self)["seen"] = list[Passed]()
         return recording(last_stage(local.model), seen) if self.mu > 0 and self.width < 1 else nullcontext()
 
     def loss(self, local: Local, output: object) -> Tensor | None:
-        """The penalty."""
         seen, data_loss = local.scratch(self)["seen"], local.data_loss
         if not seen or data_loss is None:
             return None
         misfit = self.misfit(local.model, *seen.pop())
         if self.objective == "paper":
             return self.mu * misfit
-        return None if misfit.item() < 1e-12 else self.mu * data_loss.item() / misfit.item() * misfit
+        now = misfit.detach()
+        return torch.where(now < 1e-12, 0.0, self.mu * data_loss.detach() / now) * misfit
 
     def misfit(self, model: FlatModel, entered: Tensor, left: Tensor) -> Tensor:
         """L_Lip, given what entered the last stage and what left it."""
@@ -115,7 +110,7 @@ def recording(stage: nn.Module, seen: list[Passed]) -> AbstractContextManager[An
 
 
 def on_grid_of(b: Tensor, a: Tensor) -> Tensor:
-    """`a` averaged over the places of `b`."""
+    """`a` averaged over the positions of `b`."""
     height, width = b.shape[2:]
     return a if a.shape[2:] == b.shape[2:] else F.adaptive_avg_pool2d(a, (height, width))
 
@@ -123,8 +118,9 @@ def on_grid_of(b: Tensor, a: Tensor) -> Tensor:
 def spectral_norm(u: Tensor, v: Tensor, iterations: int) -> Tensor:
     """‖X‖₂ of X = u vᵀ/S for every sample, u (B, C, S) and v (B, D, S): power iterations on G = XXᵀ from ones.
 
-    n = ‖Gx‖, x ← Gx/n; ‖X‖₂ ≈ √n. With fewer places than channels the same is cheaper among the places, on y = uᵀx:
-    Gx = uMy with M = vᵀv/S², so n² = (My)ᵀ uᵀu (My) and y ← uᵀu My/n. Where X = 0 the norm is 0, its gradient, too.
+    n = ‖Gx‖, x ← Gx/n; ‖X‖₂ ≈ √n. With fewer positions than channels it is cheaper to iterate over positions, on y =
+    uᵀx: Gx = uMy with M = vᵀv/S², so n² = (My)ᵀ uᵀu (My) and y ← uᵀu My/n. Where X = 0, the norm and its gradient are
+    0.
     """
     _, channels, places = u.shape
     tiny = torch.finfo(u.dtype).tiny

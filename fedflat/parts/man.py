@@ -6,21 +6,20 @@ import logging
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from fedflat.method import Local, Part
-
-if TYPE_CHECKING:
-    from fedflat.task import Task
+from fedflat.core.fields import NonNegative
+from fedflat.core.part import Part
+from fedflat.core.views import Local, SetupView
 
 log = logging.getLogger(__name__)
 IN_PLACE = {F.relu_, torch.relu_, Tensor.relu_}
-BOUNDED = {F.relu6}  # counted too, without the fused backward pass
+BOUNDED = {F.relu6}  # counts too, without the fused backward pass
 RELUS = {F.relu, torch.relu, Tensor.relu} | IN_PLACE
 
 
@@ -28,38 +27,33 @@ RELUS = {F.relu, torch.relu, Tensor.relu} | IN_PLACE
 class MAN(Part):
     """Penalise the mean square of every hidden activation; by the paper's bound this flattens each layer's Hessian.
 
-    a_l is the output of the l-th ReLU.
+    a_l is the output of the l-th ReLU, before pooling. Every ReLU counts; the logits do not. The penalty is part of the
+    loss in both passes of sharpness-aware gradients. Keeps nothing; sends 1 down, 1 up.
 
-    zeta: ζ, the true multiplier (the authors' flag is twice this); 0 is the base method.
-    Every ReLU counts, before pooling; the logits do not. Inside both passes of sharpness-aware gradients.
-    Keeps nothing; sends 1 down, 1 up.
+    Args:
+        zeta: ζ, the true multiplier (the authors' flag is twice this); 0 is the base method.
     """
 
     formula: ClassVar[str] = "L ← L + ζ Σ_l m_l,  m_l = mean of a_l² over batch, channels and positions"
-    zeta: float = 0.15
+    stacks: ClassVar[bool] = True
+    zeta: NonNegative = 0.15
 
-    def __post_init__(self) -> None:
-        self.require(self.zeta >= 0, f"zeta must not be negative, got {self.zeta}")
-
-    def check(self, task: Task) -> None:
-        """Say so where there seems to be nothing to penalise."""
-        if not any(isinstance(module, (nn.ReLU, nn.ReLU6)) for module in task.model.module.modules()):
+    def check(self, setup: SetupView) -> None:
+        if not any(isinstance(module, (nn.ReLU, nn.ReLU6)) for module in setup.model.module.modules()):
             log.warning("man: the model has no nn.ReLU; ReLUs called as functions count, other activations do not")
 
-    def watch(self, local: Local) -> AbstractContextManager[Any]:
-        """Collect the mean squares of a forward pass."""
+    def around_forward(self, local: Local) -> AbstractContextManager[Any]:
         norms: list[Tensor] = []
         local.scratch(self)["norms"] = norms
         return WatchReLU(norms) if self.zeta > 0 else nullcontext()
 
     def loss(self, local: Local, output: object) -> Tensor | None:
-        """ζ times their sum."""
         norms: list[Tensor] = local.scratch(self)["norms"]
         return self.zeta * torch.stack(norms).sum() if norms else None
 
 
 class WatchReLU(TorchFunctionMode):
-    """While active, every ReLU, module or function, leaves the mean square of its output in `norms`."""
+    """While active, appends the mean square of the output of every ReLU, module or function, to `norms`."""
 
     def __init__(self, norms: list[Tensor]) -> None:
         super().__init__()
@@ -68,7 +62,6 @@ class WatchReLU(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Replace ReLUs, let the rest through."""
         kwargs = kwargs or {}
         if func not in RELUS:
             output = func(*args, **kwargs)
@@ -85,22 +78,29 @@ class WatchReLU(TorchFunctionMode):
 class ReLUWithNorm(torch.autograd.Function):
     """ReLU and the mean square of its output.
 
-    One pass backward serves both: where the ReLU is closed its output is 0, and so is the norm's gradient.
+    One backward pass serves both: where the input is not positive the output is 0, and so is the norm's gradient.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-        """max(x, 0) and its mean square."""
+    def forward(x: Tensor) -> tuple[Tensor, Tensor]:
         activation = torch.relu(x)
-        ctx.save_for_backward(activation)
         return activation, torch.linalg.vector_norm(activation, dtype=_wide(x)).square() / x.numel()
 
     @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(output[0])
+
+    @staticmethod
+    def vmap(info: Any, places: tuple[int | None, ...], x: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+        """The same for a stack of clients, by operations that can be differentiated."""
+        activation = torch.relu(x.movedim(places[0] or 0, 0))
+        return (activation, activation.to(_wide(x)).square().flatten(1).mean(1)), (0, 0)
+
+    @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        """Gradient of both outputs."""
         (activation,) = ctx.saved_tensors
         inner = torch.ops.aten.threshold_backward(grads[0], activation, 0)
-        scaled: Tensor = inner.add_(activation, alpha=2 * grads[1].item() / activation.numel())
+        scaled: Tensor = inner.addcmul_(activation, (grads[1] * (2 / activation.numel())).to(inner.dtype))
         return scaled
 
 

@@ -3,48 +3,51 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedflat.method import Batch, Local, Part
-from fedflat.parts.inputs import require_mixable, require_numbers
+from fedflat.core.devices import on
+from fedflat.core.part import Part
+from fedflat.core.rows import Number
+from fedflat.core.views import Batch, Local, SetupView
+from fedflat.parts.requirements import require_mixable, require_numbers
 
-if TYPE_CHECKING:
-    from fedflat.task import Task
-
-Targets = tuple[tuple[float, Tensor], ...]
+Targets = tuple[tuple[Number, Tensor], ...]
 
 
 @dataclass(frozen=True)
 class Mixup(Part):
     """Train on convex combinations of samples, with the same combination of their labels' losses.
 
-    gamma: γ (0.1 in paper 001, 1 in paper 003); 0 or less has λ = 1, which is FedAvg. One λ and one π a minibatch, the
-    same in both passes of sharpness-aware gradients. Keeps nothing; sends 1 down, 1 up; data never leave the client.
+    One λ and one π per minibatch, for both passes of sharpness-aware gradients.
+    Keeps nothing; sends 1 down, 1 up; data never leave the client.
+
+    Args:
+        gamma: γ (0.1 in paper 001, 1 in paper 003); 0 or less means λ = 1, which is FedAvg.
     """
 
     formula: ClassVar[str] = (
         "x̃ = λ x + (1 − λ) x_π,  L = λ CE(z, y) + (1 − λ) CE(z, y_π)\nλ ~ Beta(γ, γ),  π a permutation of the batch"
     )
-    rank: ClassVar[int] = -1  # mixes finished samples: after cutout and cutmix
+    stacks: ClassVar[bool] = True
+    rank: ClassVar[int] = -1  # after cutout and cutmix, since it mixes finished samples
     gamma: float = 1.0
 
-    def check(self, task: Task) -> None:
-        """Token ids and other integers cannot be mixed."""
-        require_numbers(self.name, task)
-        require_mixable(self.name, task)
+    def check(self, setup: SetupView) -> None:
+        require_numbers(self.name, setup)
+        require_mixable(self.name, setup)
 
     def batch(self, local: Local, batch: Batch) -> Batch:
-        """Mix the samples of the batch among each other."""
         if self.gamma <= 0:
             return batch
         rng = local.numpy_stream(self.name)
-        weight, order = float(rng.beta(self.gamma, self.gamma)), torch.from_numpy(rng.permutation(len(batch.x)))
+        weight, drawn = float(rng.beta(self.gamma, self.gamma)), torch.from_numpy(rng.permutation(len(batch.x)))
+        order = on(drawn, local.theta.device)
         return Batch(torch.lerp(batch.x[order], batch.x, weight), mixed(batch.targets, weight, order))
 
 
 def mixed(targets: Targets, weight: float, order: Tensor) -> Targets:
-    """Every label with `weight`, and with the rest of it the label that `order` puts in its place."""
+    """Give every label `weight`, and the label that `order` puts in its place the rest."""
     return tuple((w * weight, y) for w, y in targets) + tuple((w * (1 - weight), y[order]) for w, y in targets)

@@ -2,49 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedflat.core.fields import NonNegative, Positive
+from fedflat.core.part import Part
+from fedflat.core.views import Batch, Local, SetupView
 from fedflat.errors import InputError
-from fedflat.flat import FlatModel
-from fedflat.method import Batch, Local, Part
 
 
 @dataclass(frozen=True)
 class Moon(Part):
-    """Draw the features of a batch towards those of the model received, away from those of the last local model.
+    """Draw the features of a batch towards those of the received model, away from those of the last local model.
 
-    mu: μ; 0 is FedAvg. temperature: T. The features z are the head's input, or the module that `features` names; z_g,
-    z_p are those of the received and of the last local model, s is the cosine. The paper puts a projection before the
-    head, e.g. model="resnet56(projection=256)".
-    Client keeps its last local model (1); sends 1 down, 1 up; three forward passes a step.
-    Differs from the paper in a client's first round: there the last local model is the received one, so that the
-    term is constant (log 2) and left out. The two frozen passes run in evaluation mode.
+    z, z_g and z_p are the features under the current, the received and the last local model, s is the cosine
+    similarity. Features are the head's input, or the output of the module that `features` names. The paper puts a
+    projection before the head, e.g. model="resnet56(projection=256)".
+    The client keeps its last local model (1); sends 1 down, 1 up; three forward passes per step.
+    Differs from the paper in a client's first round: there the last local model is the received one, so that the term
+    is constant (log 2) and left out. The two frozen passes run in evaluation mode.
+
+    Args:
+        mu: μ, the weight of the term; 0 is FedAvg.
+        temperature: T.
     """
 
     formula: ClassVar[str] = "L ← L + μ mean −log( e^{s(z, z_g)/T} / (e^{s(z, z_g)/T} + e^{s(z, z_p)/T}) )"
-    rank: ClassVar[int] = 5  # compares the features of the batch as augmented
-    mu: float = 1.0
-    temperature: float = 0.5
+    model_options: ClassVar[Mapping[str, Any]] = {"projection": 256}
+    rank: ClassVar[int] = 5  # compares features of the augmented batch
+    mu: NonNegative = 1.0
+    temperature: Positive = 0.5
 
-    def __post_init__(self) -> None:
-        self.require(self.mu >= 0, f"mu must not be negative, got {self.mu}")
-        self.require(self.temperature > 0, f"temperature must be above 0, got {self.temperature}")
+    def check(self, setup: SetupView) -> None:
+        with setup.model.capture_features(self.name):
+            pass
 
-    def prepare(self, model: FlatModel) -> None:
-        """Have the model keep its features."""
-        model.capture_features(self.name)
+    def around_forward(self, local: Local) -> AbstractContextManager[Any]:
+        return local.model.capture_features(self.name)
 
     def begin(self, local: Local) -> None:
-        """Remember the received buffers, with which the received model is evaluated."""
-        local.scratch(self)["buffers"] = local.model.buffers.clone()
+        local.scratch(self)["buffers"] = local.model.buffers.clone()  # those of the received model, for `batch`
 
     def batch(self, local: Local, batch: Batch) -> Batch:
-        """Find the batch's features under the two frozen models."""
         state, scratch = local.state(self), local.scratch(self)
         if self.mu > 0 and "previous" in state:
             scratch["received"] = features_at(local, local.origin, scratch["buffers"], batch)
@@ -52,7 +57,6 @@ class Moon(Part):
         return batch
 
     def loss(self, local: Local, output: object) -> Tensor | None:
-        """The contrastive term."""
         scratch, z = local.scratch(self), local.features
         if "previous" not in scratch or z is None:
             return None
@@ -60,16 +64,15 @@ class Moon(Part):
         return self.mu * contrast(z, scratch["received"], scratch["previous"], self.temperature)
 
     def end(self, local: Local) -> None:
-        """Keep this local model for the next time."""
         local.state(self).update(previous=local.theta.clone(), buffers=local.model.buffers.clone())
 
 
 @torch.no_grad()
 def features_at(local: Local, theta: Tensor, buffers: Tensor, batch: Batch) -> Tensor:
-    """Features of the batch at other weights, in evaluation mode; the model comes back as it was."""
+    """Features of the batch at other weights, in evaluation mode; restores the model."""
     model = local.model
     model.module.eval()
-    with model.loaded(theta, buffers):
+    with model.loaded(theta, buffers), model.capture_features(Moon.name):
         model(batch.x)
     model.module.train()
     z = model.take_features()
@@ -81,4 +84,4 @@ def features_at(local: Local, theta: Tensor, buffers: Tensor, batch: Batch) -> T
 def contrast(z: Tensor, towards: Tensor, away: Tensor, temperature: float) -> Tensor:
     """Mean contrastive loss of rows z; log 2 where `towards` and `away` are the same."""
     scores = torch.stack([F.cosine_similarity(z, towards), F.cosine_similarity(z, away)], dim=1)
-    return F.cross_entropy(scores / temperature, torch.zeros(len(z), dtype=torch.int64))
+    return F.cross_entropy(scores / temperature, z.new_zeros(len(z), dtype=torch.int64))

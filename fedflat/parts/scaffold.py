@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from fedflat.method import Local, Part, Server
+from fedflat.core.part import Part
+from fedflat.core.rows import each
+from fedflat.core.views import Local, Server
 from fedflat.parts.drift import control, refreshed_control, step_weights
 
 
@@ -16,47 +18,44 @@ from fedflat.parts.drift import control, refreshed_control, step_weights
 class Scaffold(Part):
     """Correct every local gradient by the difference between the common and the client's own direction.
 
-    option: how c_i is refreshed, 2 by the formula, 1 by c_i⁺ = ∇F_i(w), the gradient over all samples at the received
-    model. momentum_corrected: with momentum, divide by the step weights instead of K_i, so that c_i⁺ is a mean of
-    gradients again. Client keeps c_i (1), server c (1); sends 2 down, 2 up (1 up would do with option 2).
+    The client keeps c_i (1), the server c (1); sends 2 down, 2 up (1 up would do with option 2).
     Differs from the paper in nothing; published codes divide by an undecayed lr or a common K, this by the actual ones.
+
+    Args:
+        option: 2 refreshes c_i by the formula, 1 by c_i⁺ = ∇F_i(w), the gradient over all samples of the client.
+        momentum_corrected: With momentum, divide by the step weights, not by K_i, so that c_i⁺ is a mean of gradients.
     """
 
     formula: ClassVar[str] = (
         "g ← g + c − c_i,  afterwards c_i⁺ = c_i − c − Δ_i / (K_i η_l)\n"
         "server: w ← w + η_g mean_S Δ_i,  c ← c + (1/N) Σ_S (c_i⁺ − c_i)"
     )
+    stacks: ClassVar[bool] = True
     uniform: ClassVar[bool] = True
-    option: int = 2
+    option: Literal[1, 2] = 2
     momentum_corrected: bool = False
 
-    def __post_init__(self) -> None:
-        self.require(self.option in (1, 2), f"option must be 1 or 2, got {self.option}")
-
     def broadcast(self, server: Server) -> Mapping[str, Tensor]:
-        """Send the common direction."""
         return {"c": control(server.state(self), server.theta)}
 
     def begin(self, local: Local) -> None:
-        """The correction is the same all round."""
         own = control(local.state(self), local.theta)
         local.scratch(self)["correction"] = local.received(self)["c"] - own
 
-    def correct(self, local: Local) -> None:
-        """Add it."""
+    def correct_gradient(self, local: Local) -> None:
         local.grad.add_(local.scratch(self)["correction"])
 
     def end(self, local: Local) -> None:
-        """Refresh the client's direction and send what changed."""
         state, common = local.state(self), local.received(self)["c"]
         own = control(state, local.theta)
         e = local.experiment
-        weight = step_weights(local.steps, e.momentum, e.nesterov) if self.momentum_corrected else local.steps
+        weight = local.weighted_steps
+        if self.momentum_corrected:
+            weight = each(lambda steps: step_weights(int(steps), e.momentum, e.nesterov), local.steps) * local.mean_rate
         fresh = local.full_gradient(local.origin) if self.option == 1 else refreshed_control(local, own, common, weight)
         local.send(self, c=fresh - own)
         state["c"] = fresh
 
-    def conclude(self, server: Server) -> None:
-        """Keep the common direction the mean of all clients' ones."""
+    def end_round(self, server: Server) -> None:
         state = server.state(self)
         state["c"] = control(state, server.theta) + server.total(self)["c"] / server.clients

@@ -1,9 +1,11 @@
 """The papers' set-ups as presets: `preset("s003_c10", method="fedavg+asam")` is the paper's experiment.
 
-The TOML files beside this one hold one table a preset: `experiment`, fields of `Experiment`; `alternatives`, further
-values of them that the paper ran; `methods`, the values that parts have there; `cases`, what holds only under some
-partition or beside some other part (`with`); `like`, another preset to start from. `from_code` names fields that are in
-the authors' code and not in the paper, `chosen` those that are in neither.
+The TOML files in this folder have one table per preset with these keys:
+- `experiment`: fields of `Experiment`; `alternatives`: further values of these fields that the paper uses.
+- `methods`: the hyper-parameters of the parts.
+- `cases`: changes for one partition (`partition`) or for a method that has certain parts (`with`).
+- `like`: another preset to start from.
+- `from_code`: fields whose value is in the authors' code but not in the paper; `chosen`: fields that are in neither.
 """
 
 from __future__ import annotations
@@ -11,12 +13,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from fedflat.calls import Call, parse, parse_sum
 from fedflat.errors import InputError, UnknownNameError
 from fedflat.experiment import IRRELEVANT, Experiment, check_names, read_toml
+from fedflat.specs import Call, parse, parse_sum
 
 FOLDER = Path(__file__).parent
 Values = Mapping[str, Any]
@@ -27,11 +30,14 @@ Parts = Mapping[str, Values]
 class Preset:
     """One set-up of a paper.
 
-    id, version, paper, title, tables: which one it is, and the paper's tables that are made with it.
-    experiment, alternatives, methods, cases: see the module. report: the paper's figure, as `fedflat.report.quantities`
-    names it; reported: the same in words. seeds: how many runs the paper averages, 0 if it does not say. targets:
-    accuracies to which it counts rounds. from_code, chosen: fields that the paper does not state. notes: what else
-    it leaves open. missing: why it cannot be run, if it cannot.
+    Attributes:
+        experiment, alternatives, methods, cases, from_code, chosen: See the module.
+        report: The quantity that the paper reports, as in `fedflat.report.quantities`; `reported` says it in words.
+        tables: The paper's tables that use this set-up.
+        seeds: Number of runs that the paper averages; 0 if it does not say.
+        targets: Accuracies for which the paper counts rounds.
+        notes: What else the paper leaves open.
+        missing: Why the preset cannot be run; empty if it can.
     """
 
     id: str
@@ -54,7 +60,7 @@ class Preset:
     missing: str = ""
 
     def make(self, **changes: Any) -> Experiment:
-        """The experiment with some fields changed; parts have the paper's values unless `method` writes them."""
+        """The experiment with some fields changed; parts have the paper's values unless `method` gives others."""
         if self.missing:
             raise InputError(f"preset {self.id!r} cannot be run yet: {self.missing}")
         check_names(changes)
@@ -69,9 +75,9 @@ class Preset:
         return Experiment.from_dict(values)
 
     def record(self, experiment: Experiment) -> dict[str, Any]:
-        """What a run folder notes of the preset: its name, its version, and the fields that were changed.
+        """What a run folder records of the preset: its name, its version, and the fields that were changed.
 
-        What the preset itself changes for a method or a partition, its `cases`, does not count, nor does the seed.
+        Changes by the preset's own `cases` do not count, nor does the seed.
         """
         ours = self.make(method=experiment.method, partition=experiment.partition).to_dict()
         ours |= {name: getattr(self.make(), name) for name in ("method", "partition")}
@@ -80,7 +86,7 @@ class Preset:
         return {"name": self.id, "version": self.version, "changed": changed}
 
     def _filled(self, call: Call, cases: Sequence[Values]) -> Call:
-        """A part with the paper's values of the fields that are not written."""
+        """A part with the paper's values for the fields that the method string does not give."""
         part = _part_name(call.name)
         ours = dict(self.methods.get(part, {}))
         for case in cases:
@@ -93,14 +99,14 @@ class Preset:
 def preset(name: str, **changes: Any) -> Experiment:
     """An experiment of a paper with some fields changed; `fedflat presets` lists the names.
 
-    Parts of `method` have the values that the paper gives them in that set-up, unless the method string writes them:
-    under "s003_c10", "fedavg+asam(rho=0.5)" is asam(rho=0.5, eta=0.2).
+    Parts of `method` have the paper's values in that set-up, unless the method string gives others: with "s003_c10",
+    "fedavg+asam(rho=0.5)" is asam(rho=0.5, eta=0.2).
     """
     return load_preset(name).make(**changes)
 
 
 def load_preset(name: str) -> Preset:
-    """Everything that is known of a set-up."""
+    """The preset of this name, with everything known about it."""
     known = all_presets()
     if name not in known:
         raise UnknownNameError("preset", name, known)
@@ -120,40 +126,42 @@ def all_presets() -> dict[str, Preset]:
 
 
 def _inherited(name: str, tables: Mapping[str, Values]) -> Values:
-    """A preset's table on top of the one it is like."""
+    """A preset's table merged over the table of its `like`."""
     own = dict(tables[name])
     return merged(_inherited(own.pop("like"), tables), own) if "like" in own else own
 
 
 def merged(base: Values, own: Values) -> Values:
-    """Two nested tables as one: tables in them are merged in turn, and of all else that of `own` wins."""
+    """Two nested tables as one: inner tables are merged recursively; otherwise the value in `own` wins."""
     tables = {key: merged(base.get(key, {}), value) for key, value in own.items() if isinstance(value, dict)}
     return {**base, **own, **tables}
 
 
 def _fits(case: Values, values: Values, parts: set[str]) -> bool:
-    """Whether a case holds for an experiment's values and the parts of its method."""
+    """Whether a case applies to an experiment's values and the parts of its method."""
     partition = case.get("partition")
     return set(case.get("with", ())) <= parts and (partition is None or _same(partition, str(values["partition"])))
 
 
 def _same(one: str, other: str) -> bool:
-    """Whether two partitions are the same, with the names of their arguments written or not."""
+    """Whether two partitions are equal, with or without the names of their arguments."""
     pair = [parse(text) for text in (one, other)]
     first, second = ((call.name, *call.args, *call.kwargs.values()) for call in pair)
     return first == second
 
 
 def _part_name(name: str) -> str:
-    """The part that a famous name adds to fedavg; of any other name the name itself."""
+    """The part that an alias such as "fedsam" adds to fedavg; any other name is returned as it is."""
     from fedflat.parts import ALIASES
 
     return ALIASES[name].name if name in ALIASES else name
 
 
 def _fields(name: str) -> list[str]:
-    """The fields of a part in order; none for an unknown one, about which others complain."""
-    from fedflat.parts import known_parts
+    """The fields of a part or sum in order; none for an unknown one, for which `Experiment` raises the error."""
+    from fedflat.parts import SUMS, known_parts
 
+    if name in SUMS:
+        return list(signature(SUMS[name]).parameters)
     part = known_parts().get(_part_name(name))
     return [spec.name for spec in fields(part)] if part else []

@@ -1,1 +1,1 @@
-"""Showing results: terminal tables and plots, pictures, the HTML report. `records` reads run folders without torch."""
+"""Results as terminal tables and plots, as figures, and as an HTML report."""

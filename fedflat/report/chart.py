@@ -1,4 +1,4 @@
-"""Curves in the terminal, drawn with braille dots: every character holds 2 × 4 of them."""
+"""Curves in the terminal, drawn with braille characters of 2 × 4 dots."""
 
 from __future__ import annotations
 
@@ -18,7 +18,13 @@ Points = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True)
 class Curve:
-    """One line of a chart: the letter that marks its end, a colour of rich's, and its points by rising x."""
+    """One line of a chart.
+
+    Attributes:
+        mark: The character at its end.
+        colour: A colour name of rich.
+        points: (x, y), sorted by x.
+    """
 
     mark: str
     colour: str
@@ -27,7 +33,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Frame:
-    """The window a chart shows, and its size in characters."""
+    """The range of values that a chart shows, and its size in characters."""
 
     left: float
     right: float
@@ -46,7 +52,7 @@ class Frame:
 
 
 def chart(curves: Sequence[Curve], width: int = 60, height: int = 12, title: str = "") -> Text:
-    """Curves over a common pair of axes as text. width, height: in characters, without the labels."""
+    """Curves over common axes as text. `width` and `height` are in characters, without the labels."""
     from rich.text import Text
 
     curves = [curve for curve in curves if curve.points]
@@ -72,7 +78,7 @@ def chart(curves: Sequence[Curve], width: int = 60, height: int = 12, title: str
 
 
 def _frame(curves: Sequence[Curve], width: int, height: int) -> tuple[Frame, list[float]]:
-    """The window that holds all points, widened to round numbers, and the ticks of its vertical axis."""
+    """The range of all points, widened to round numbers, and the ticks of the vertical axis."""
     xs = [x for curve in curves for x, _ in curve.points]
     ys = [y for curve in curves for _, y in curve.points]
     step = round_step((max(ys) - min(ys)) / max(2, height // 3) or abs(max(ys)) * 0.1 or 0.1)
@@ -93,7 +99,7 @@ def round_step(least: float) -> float:
 
 
 def _draw(curves: Sequence[Curve], frame: Frame) -> dict[tuple[int, int], tuple[int, str]]:
-    """Bits and colour of the characters that are not blank; a later curve colours what it shares with an earlier."""
+    """Bits and colour of the characters that are not blank; where curves meet, the later one sets the colour."""
     cells: dict[tuple[int, int], tuple[int, str]] = {}
     for curve in curves:
         dots = [(frame.column(x), frame.row(y)) for x, y in curve.points]

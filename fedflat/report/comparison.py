@@ -1,4 +1,4 @@
-"""`Comparison`: rows of figures, and the tables that people read or paste."""
+"""`Comparison`: the rows of a comparison, and tables of them as text."""
 
 from __future__ import annotations
 
@@ -9,31 +9,36 @@ from functools import partial
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
+from fedflat.console import plain_table
 from fedflat.report import tabular
-from fedflat.report.terminal import plain_table, score
-from fedflat.report.words import MISSING, amount, clock
+from fedflat.report.terminal import score
+from fedflat.words import MISSING, amount, clock
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 Row = dict[str, Any]
 Column = tuple[str, Callable[[Row], str]]
-GAP, NAME = 3, 28  # characters between columns, and of a name before it is broken, where there is little room
-MANY = 6  # runs of which not every one is shown
+GAP, NAME = 3, 28  # characters between columns; length at which a name wraps in a narrow terminal
+MANY = 6  # with more runs than this, only the first and the last are shown
 
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """Groups of runs beside each other: one dict a group in `rows`, and tables of them as text.
+    """Groups of runs in `rows`, one dict per group, and tables of them as text.
 
-    runs: what the group is called. seeds, rounds: seed and rounds done of each run. unfinished: how many are.
-    last, best, tail: mean over the runs of the metric's last and best value, and of its average over the last tenth of
-    the rounds; last_std and so on: their sample standard deviations, None for a single run.
-    p, test: two-sided p-value of the tail averages against the first row's, and the test; why there is none, if so.
-    better: whether the mean of the tail averages is better than the first row's.
-    to_0.5, to_0.5_runs: the first round at which the mean curve, and each run, reaches 0.5; None where they never do.
-    low5: accuracy of the lowest 5 % of the clients, each on its own test data.
-    floats_up, floats_down, steps, seconds: what a run cost in total, on average.
+    The keys of a row:
+        runs: Name of the group.
+        seeds, rounds: Seed of each run, and its number of rounds done.
+        unfinished: Number of unfinished runs.
+        last, best, tail: Mean over the runs of the metric's last value, best value, and average over the last tenth
+            of the rounds. last_std, best_std, tail_std: their sample standard deviations, None for a single run.
+        p, test: Two-sided p-value of the tail averages against the first row's, and the name of the test; without a
+            test, p is None and `test` says why.
+        better: Whether the mean of the tail averages is better than the first row's.
+        to_0.5, to_0.5_runs: The first round in which the mean curve, and each run, reaches 0.5; None if never.
+        low5: Mean accuracy of the worst 5 % of the clients, each on its own test data.
+        floats_up, floats_down, steps, seconds: Total cost of a run, mean over the runs.
     """
 
     rows: list[Row]
@@ -42,7 +47,7 @@ class Comparison:
     notes: list[str] = field(default_factory=list)
 
     def markdown(self) -> str:
-        """The table for GitHub's Markdown."""
+        """The table as GitHub Markdown."""
         return tabular.markdown(*self._filled(), self.notes)
 
     def latex(self) -> str:
@@ -50,11 +55,11 @@ class Comparison:
         return tabular.latex(*self._filled(), self.notes)
 
     def csv(self) -> str:
-        """The rows as comma-separated values, every number with all its digits."""
+        """The rows as comma-separated values, with all digits of every number."""
         return tabular.csv_text(self.rows)
 
     def tables(self, width: int) -> list[Table]:
-        """Tables for a terminal, as many below each other as it takes to stay within `width` characters."""
+        """Tables for a terminal, as few as possible, each at most `width` characters wide."""
         heads, rows = self._filled()
         sizes = [max(map(len, column)) + GAP for column in zip(heads, *rows, strict=True)]
         parts = _packed([len(section) for section in self._sections()], sizes[1:], width - min(sizes[0], NAME))
@@ -72,13 +77,13 @@ class Comparison:
         return tabular.in_html(*self._filled(), self.notes)
 
     def _filled(self) -> tuple[list[str], list[list[str]]]:
-        """Heads and cells, with the names of the rows in front."""
+        """Heads and cells, including the names of the rows."""
         columns = [column for section in self._sections() for column in section]
         heads = [self.metric, *(head for head, _ in columns)]
         return heads, [[_name(row), *(text(row) for _, text in columns)] for row in self.rows]
 
     def _sections(self) -> list[list[Column]]:
-        """What was reached, how soon and for whom, and at what cost."""
+        """The columns in three sections: results, rounds to targets and worst clients, costs."""
         reached: list[Column] = [(name, partial(_spread, name)) for name in ("last", "best", "tail")]
         tested: list[Column] = [("p", _chance)] if len(self.rows) > 1 else []
         soon: list[Column] = [(f"to {target:g}", partial(_reached, target)) for target in self.targets]
@@ -94,7 +99,7 @@ class Comparison:
 
 
 def _packed(sections: Sequence[int], sizes: Sequence[int], width: int) -> list[list[int]]:
-    """Columns, counted from 1, by table: sections of so many columns stay together where they fit in one table."""
+    """The columns of each table, counted from 1. The columns of a section stay together if they fit in one table."""
     parts, room, place = list[list[int]](), 0, 0
     for count in sections:
         whole = sum(sizes[place : place + count])
@@ -129,7 +134,7 @@ def _spread(name: str, row: Row) -> str:
 
 
 def _chance(row: Row) -> str:
-    """The p-value; that a row is better or worse is only said where chance would seldom have it so."""
+    """The p-value, with "better" or "worse" if it is below 0.05."""
     p = row["p"]
     if p is None:
         return row["test"] or MISSING
@@ -142,7 +147,10 @@ def _reached(target: float, row: Row) -> str:
 
 
 def reached(target: float, row: Row) -> tuple[str, str]:
-    """The round of the mean curve; in brackets those of several runs, or least and most of many. T+: not within T."""
+    """The round of the mean curve, and in brackets those of the runs, of many only the first and the last.
+
+    "T+" means not within T rounds.
+    """
     if row["last"] is None:
         return MISSING, ""
     name = f"to_{target:g}"

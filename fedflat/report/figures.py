@@ -1,4 +1,4 @@
-"""Pictures of runs, with matplotlib. pyplot and its global state are left alone, so no screen is needed."""
+"""Figures of runs, with matplotlib but without pyplot and its global state, so no screen is needed."""
 
 from __future__ import annotations
 
@@ -6,41 +6,44 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedflat.core.fairness import Fairness
 from fedflat.errors import InputError
 from fedflat.extras import blank_figure, save_figure
-from fedflat.fairness import Fairness
-from fedflat.report.records import Record, first_measured, records_of
+from fedflat.runs.records import Record, RunLike, first_measured, lead_of, records_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from fedflat.result import Run
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")  # Okabe and Ito's
 STYLES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (5, 1.5, 1.5, 1.5)))
 INK, QUIET, GRID = "#1f2933", "#5b6673", "#e8ebef"
-SMOOTH = 0.05  # share of the rounds in the moving average of a long curve
-LEGEND = 105  # characters that a line of the legend holds
-LONG = 40  # evaluated rounds from which on a curve is smoothed
+SMOOTH = 0.05  # window of the moving average, as a fraction of the rounds
+LEGEND = 105  # characters per line of the legend
+LONG = 40  # a curve of this number of evaluated rounds or more is smoothed
 
 
-def curves(runs: Iterable[Run | Record | str | Path], path: str | Path, title: str = "") -> Path:
-    """Save `curves_figure` to a file whose suffix names the format (.png, .svg, .pdf). Returns the path."""
+def curves(runs: Iterable[RunLike | Record | str | Path], path: str | Path, title: str = "") -> Path:
+    """Save `curves_figure` to a file; its suffix sets the format (.png, .svg, .pdf). Returns the path."""
     return save_figure(curves_figure(runs, title), path)
 
 
-def curves_figure(runs: Iterable[Run | Record | str | Path], title: str = "") -> Figure:
-    """Accuracy and loss over the rounds; where no run has them, the clients' own accuracies and training loss.
+def curves_figure(runs: Iterable[RunLike | Record | str | Path], title: str = "") -> Figure:
+    """Accuracy (or the leading metric) and loss over the rounds; without them, the clients' mean and the training loss.
 
-    runs: runs, or run folders; unfinished ones too. A long curve is drawn twice: every round faintly, and a centred
-    moving average over 5 % of the rounds on top.
+    A long curve is drawn twice: every round in a light colour, and a centred moving average over 5 % of the rounds.
+
+    Args:
+        runs: Runs or run folders, finished or not.
     """
     figure: Figure = blank_figure(10, 4.4)
     records = records_of(runs)
     if not any(record.metrics for record in records):
         raise InputError("there is nothing to draw: no round of these runs has ended yet")
     left, right = figure.subplots(1, 2)
-    choices = ((left, ("accuracy", "personal_mean")), (right, ("loss", "train_loss")))
+    first = lead_of(records)
+    second = ("loss", "train_loss") if first != "loss" else ("train_loss",)
+    choices = ((left, (first, "personal_mean")), (right, second))
     smoothed = [_panel(axes, records, first_measured(records, *names)) for axes, names in choices]
     handles, names = left.get_legend_handles_labels()
     columns = max(1, min(len(names), 4, LEGEND // (8 + max(map(len, names), default=0))))
@@ -48,7 +51,7 @@ def curves_figure(runs: Iterable[Run | Record | str | Path], title: str = "") ->
     place: dict[str, Any] = {"loc": "outside upper left", "alignment": "left", "ncols": columns}
     figure.legend(handles, names, title=title or None, **place, **look)
     if any(smoothed):
-        note = f"faint: every evaluated round; strong: moving average over {SMOOTH:.0%} of them"
+        note = f"light: every evaluated round; dark: moving average over {SMOOTH:.0%} of them"
         figure.supxlabel(note, fontsize=8, color=QUIET, x=0.99, ha="right")
     return figure
 
@@ -70,7 +73,7 @@ def _panel(axes: Any, records: Sequence[Record], name: str) -> bool:
 
 
 def moving_average(values: Sequence[float], window: int) -> list[float]:
-    """Mean over `window` values, as many before as after each; towards both ends over fewer, so that these stay put.
+    """Centred mean over `window` values; the window shrinks towards both ends, so that the end values stay the same.
 
     >>> moving_average([1.0, 2.0, 6.0, 1.0], 3)
     [1.0, 3.0, 3.0, 1.0]
@@ -82,7 +85,7 @@ def moving_average(values: Sequence[float], window: int) -> list[float]:
 
 
 def _dress(axes: Any, name: str) -> None:
-    """Keep the data in front: a light grid, no frame, small quiet labels."""
+    """A light grid, no frame, small grey labels."""
     axes.set_title(name, loc="left", fontsize=11, color=INK, fontweight="bold")
     axes.set_xlabel("round", color=QUIET, fontsize=9)
     axes.grid(color=GRID, linewidth=0.8)
@@ -93,11 +96,11 @@ def _dress(axes: Any, name: str) -> None:
         spine.set_visible(False)
 
 
-def distribution(runs: Iterable[Run | Record | str | Path], path: str | Path, bins: int = 20) -> Path:
-    """Draw how the clients' accuracies are distributed at the last evaluation, one row of bars a run.
+def distribution(runs: Iterable[RunLike | Record | str | Path], path: str | Path, bins: int = 20) -> Path:
+    """Draw histograms of the clients' accuracies at the last evaluation, one per run. Returns the path.
 
-    Filled: each client's own model (the common one where the method has no other); outline: the common one. Marks: the
-    mean over the clients and the mean of the lowest 5 %. Returns the path.
+    Filled bars show each client's own model (the common one if the method has no other), outlines the common model.
+    Lines mark the mean over the clients and the mean of the worst 5 %.
     """
     found = [(record.label, *record.client_accuracies()) for record in records_of(runs)]
     shown = [(label, own, common) for label, own, common in found if own]

@@ -1,4 +1,4 @@
-"""`report`: all there is to see of some runs in one HTML file that needs nothing else, not even a network."""
+"""`report`: everything about some runs in one HTML file that loads no other file."""
 
 from __future__ import annotations
 
@@ -10,44 +10,55 @@ from collections.abc import Callable, Iterable, Sequence
 from importlib import resources
 from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedflat.errors import InputError
-from fedflat.report.page import behaviour, clients, flatness, landscapes, overview, setup, training, watched
+from fedflat.report.page import (
+    behaviour_section,
+    client_section,
+    flatness,
+    landscapes,
+    overview,
+    setup_section,
+    training,
+    watched,
+)
 from fedflat.report.page.markup import Html, Section, escaped, joined, tag
 from fedflat.report.page.page import Page
-from fedflat.report.page.series import rounded
-from fedflat.report.records import Record, records_of
-from fedflat.report.words import listed
-
-if TYPE_CHECKING:
-    from fedflat.result import Run
+from fedflat.report.page.run_groups import rounded
+from fedflat.runs.records import Record, RunLike, records_of
+from fedflat.words import listed
 
 SECTIONS: tuple[Callable[[Page], Section | None], ...] = (
-    *(overview.summary, setup.methods, setup.partition, training.curves, training.targets, clients.distribution),
-    *(flatness.flatness, landscapes.surface, landscapes.eigenplane, landscapes.plane, landscapes.interpolation),
-    *(landscapes.line, flatness.noise, flatness.layers, behaviour.generalisation, behaviour.calibration),
-    *(behaviour.pruning, watched.watched, behaviour.apart, clients.interference, training.costs),
+    *(overview.summary, setup_section.methods, setup_section.partition, training.curves, training.targets),
+    *(client_section.distribution, flatness.flatness, landscapes.surface, landscapes.eigenplane, landscapes.plane),
+    *(landscapes.interpolation, landscapes.line, flatness.noise, flatness.layers, behaviour_section.generalisation),
+    *(behaviour_section.calibration, behaviour_section.pruning, watched.watched, behaviour_section.apart),
+    *(client_section.interference, training.costs),
 )
+MARK, SOON = b'<meta name="generator" content="fedflat">', 4096  # what tells our pages, and how early they say it
 SCRIPTS = ("svg.js", "charts.js", "maps.js", "surface.js", "report.js")
 
 
 def report(
-    runs: str | Path | Iterable[Run | Record | str | Path], path: str | Path = "report.html", title: str = ""
+    runs: str | Path | Iterable[RunLike | Record | str | Path], path: str | Path = "report.html", title: str = ""
 ) -> Path:
-    """Write a page about runs: what was run, who did best, how flat the minima are, what it cost. Returns its path.
+    """Write an HTML page about runs: settings, results, flatness of the minima, cost. Returns its path.
 
-    runs: runs, run folders, or folders of run folders; they need not be finished, but one must have ended a round.
-    Runs that differ in nothing but the seed are shown as one, with their spread. Whatever `fedflat analyze` and
-    `--watch` left in the run folders is shown as well.
+    Runs that differ only in the seed are shown together, with their spread. The page includes the results of
+    `fedflat analyze` and `--watch` in the run folders.
+
+    Args:
+        runs: Runs, run folders, or folders of run folders. They may be unfinished, but one must have finished a round.
     """
     return write(records_of(runs), path, title)
 
 
 def write(records: Sequence[Record], path: str | Path, title: str = "", reload: float = 0.0) -> Path:
-    """Write the page; it is never seen half written. reload: have it load itself again after so many seconds."""
-    content = document(records, title, reload)
-    out = Path(path)
+    """Write the page atomically. reload: number of seconds after which the page reloads itself; 0 for never."""
+    content, out = document(records, title, reload), Path(path)
+    if out.is_file() and MARK not in out.read_bytes()[:SOON]:
+        raise InputError(f"{out} exists and is not a report of fedflat; choose another file")
     temporary = out.with_name(f".{out.name}.tmp")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -60,8 +71,8 @@ def write(records: Sequence[Record], path: str | Path, title: str = "", reload: 
     return out
 
 
-def document(records: Sequence[Record], title: str = "", reload: float = 0.0) -> str:
-    """The page as text. Runs of which no round has ended are left out."""
+def document(records: Sequence[Record], title: str = "", reload: float = 0.0, live: bool = False) -> str:
+    """The page as text. Runs without a finished round are left out. live: whether a server tells it of changes."""
     begun = [record for record in records if record.metrics]
     if not begun:
         where = listed([str(record.path or record.label) for record in records]) or "nothing was named, and it"
@@ -74,10 +85,11 @@ def document(records: Sequence[Record], title: str = "", reload: float = 0.0) ->
         "about": escaped(_about(page, len(records) - len(begun))),
         "menu": _menu(sections),
         "sections": joined(section.markup() for section in sections),
+        "connect": "connect-src 'self'; " if live else "",
         "style": _asset("report.css"),
         "script": script,
         "hash": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        "data": _embedded({"reload": reload, "runs": _runs(begun), "plots": rounded(page.plots)}),
+        "data": _embedded({"reload": reload, "live": live, "runs": _runs(begun), "plots": rounded(page.plots)}),
     }
     return Template(_asset("report.html")).substitute(values)
 
@@ -105,15 +117,15 @@ def _menu(sections: Sequence[Section]) -> Html:
 
 
 def _runs(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """The last figures of every run with all their digits, for whoever reads the page by program."""
+    """The last metrics of every run with all digits, for programs that read the page."""
     return [
         {"label": r.label, "folder": str(r.path or ""), "seed": r.experiment.seed, "rounds": r.rounds}
-        | {name: r.last(name) for name in ("accuracy", "loss", "personal_mean")}
+        | {name: r.last(name) for name in dict.fromkeys((r.lead, "loss", "personal_mean"))}
         for r in records
     ]
 
 
 def _embedded(data: dict[str, Any]) -> str:
-    """JSON that cannot end the element it stands in."""
+    """JSON that cannot close the script element that contains it."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")

@@ -1,4 +1,4 @@
-"""Whether two sets of seeds differ by more than chance: Student's t in its paired form and in Welch's."""
+"""Do two groups of seeds differ significantly? Student's paired t-test and Welch's t-test."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, variance
 
-ENOUGH = 3  # seeds in both groups from which on a test is made
+ENOUGH = 3  # smallest number of seeds per group for a test
 TINY, PRECISE, STEPS = 1e-300, 1e-15, 10_000
 
 
 @dataclass(frozen=True)
 class TTest:
-    """A t-test of equal means. p: chance of a statistic at least as far from 0, on either side, if they are equal."""
+    """A t-test of equal means."""
 
     name: str
     statistic: float
@@ -21,14 +21,14 @@ class TTest:
 
     @property
     def p(self) -> float:
-        """Two-sided p-value."""
+        """Two-sided p-value: probability of a statistic at least this far from 0 if the means are equal."""
         return two_sided(self.statistic, self.freedom)
 
 
 def compared(one: Mapping[int, float], other: Mapping[int, float]) -> TTest | None:
-    """The test that fits two groups of values by seed; None where there are too few seeds for any.
+    """The suitable test for two groups of values by seed; None if there are too few seeds.
 
-    Runs of one seed share their partition, first weights and participants, so seeds in common make pairs.
+    Runs with the same seed share their partition, initial weights and participants, so common seeds form pairs.
     """
     common = sorted(one.keys() & other.keys())
     if len(common) >= ENOUGH:
@@ -52,14 +52,14 @@ def welch(one: Sequence[float], other: Sequence[float]) -> TTest:
 
 
 def _ratio(gap: float, error: float) -> float:
-    """gap / √error; groups without any spread are equal, or infinitely far apart."""
+    """gap / √error; 0 without a gap, infinite without an error."""
     if gap == 0:
         return 0.0
     return gap / math.sqrt(error) if error else math.copysign(math.inf, gap)
 
 
 def two_sided(statistic: float, freedom: float) -> float:
-    """P(|T| ≥ |statistic|) for Student's T with so many degrees of freedom.
+    """P(|T| ≥ |statistic|) for Student's T with `freedom` degrees of freedom.
 
     >>> round(two_sided(2.776445, 4), 6)  # the 97.5 % quantile of the tables
     0.05
@@ -71,7 +71,7 @@ def incomplete_beta(a: float, b: float, x: float) -> float:
     """I_x(a, b), the regularised incomplete beta function, for a, b > 0 and x from 0 to 1."""
     if x <= 0 or x >= 1:
         return float(x >= 1)
-    if x > (a + 1) / (a + b + 2):  # where the fraction converges slowly the other side is fast
+    if x > (a + 1) / (a + b + 2):  # the fraction converges slowly here; the symmetric one is fast
         return 1 - incomplete_beta(b, a, 1 - x)
     scale = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
     return math.exp(scale) / (a * _fraction(a, b, x))

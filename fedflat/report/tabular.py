@@ -1,4 +1,4 @@
-"""One table of text in four languages: GitHub's Markdown, LaTeX, HTML, and comma-separated values."""
+"""A table of text as GitHub Markdown, LaTeX, HTML, or comma-separated values."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ LATEX = {
     ">": "$>$",
     "±": r"$\pm$",
     "–": "--",
-    "[": "{[}",  # a row that starts with one of these two would give it to the line break before
+    "[": "{[}",  # at the start of a row, these two would become an argument of the line break before it
     "*": "{*}",
 } | {special: f"\\{special}" for special in "{}$&#_%"}
 
 
 def markdown(heads: Sequence[str], rows: Cells, notes: Sequence[str] = ()) -> str:
-    """A table of GitHub's Markdown, the first column flush left and the others flush right."""
+    """A GitHub Markdown table, the first column aligned left and the others right."""
     rule = [":---", *["---:"] * (len(heads) - 1)]
     lines = [f"| {' | '.join(line)} |" for line in (map(_marked, heads), rule, *(map(_marked, row) for row in rows))]
     return "\n".join([*lines, *(f"\n{_marked(note)}" for note in notes), ""])
@@ -36,7 +36,7 @@ def _marked(text: str) -> str:
 
 
 def latex(heads: Sequence[str], rows: Cells, notes: Sequence[str] = ()) -> str:
-    r"""A table with rules of booktabs, the notes as its caption. It needs `\usepackage{booktabs}`."""
+    r"""A LaTeX table with the notes as its caption. It needs `\usepackage{booktabs}`."""
     body = [" & ".join(map(in_latex, row)) + r" \\" for row in (heads, *rows)]
     return "\n".join(
         [
@@ -57,7 +57,7 @@ def latex(heads: Sequence[str], rows: Cells, notes: Sequence[str] = ()) -> str:
 
 
 def in_latex(text: str) -> str:
-    r"""Text as LaTeX's own characters, so that it prints as it stands.
+    r"""Text with LaTeX's special characters escaped.
 
     >>> in_latex("keep_momentum, 5 %")
     'keep\\_momentum, 5 \\%'
@@ -66,7 +66,7 @@ def in_latex(text: str) -> str:
 
 
 def in_html(heads: Sequence[str], rows: Cells, notes: Sequence[str] = (), side: str = "right") -> str:
-    """A bare table that takes its looks from the page; everything is escaped. side: where cells but the first lean."""
+    """An HTML table without a style of its own; all text is escaped. side: alignment of all columns but the first."""
     lines = [_line("th", heads, side), *(_line("td", row, side) for row in rows)]
     small = "".join(f"<br>{html.escape(note)}" for note in notes)
     return f"<table>{''.join(lines)}</table>" + (f"<small>{small.removeprefix('<br>')}</small>" if small else "")
@@ -80,9 +80,9 @@ def _line(tag: str, cells: Sequence[str], side: str) -> str:
 
 
 def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Comma-separated values under a line of names. Numbers have all their digits, what is missing is empty.
+    """Comma-separated values with a header. Numbers have all their digits; None is empty.
 
-    Lists are written with spaces between, and nan for what they lack.
+    The elements of a list are separated by spaces, with "nan" for None.
     """
     file = io.StringIO()
     writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")

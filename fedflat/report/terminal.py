@@ -2,72 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from string import ascii_lowercase
 from typing import TYPE_CHECKING, Any
 
+from fedflat.console import WIDE, plain_table, shown_path
 from fedflat.report.chart import Curve, chart
-from fedflat.report.records import TAIL, Record, presets
-from fedflat.report.words import MISSING, duration, percent
+from fedflat.runs.records import TAIL, Record, lead_of, presets
+from fedflat.words import MISSING, duration, percent
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import RenderableType
     from rich.table import Table
     from rich.text import Text
 
-WIDE = 120  # columns assumed where nobody looks through a terminal, and enough for two charts abreast
 COLOURS = ("#56b4e9", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#f0e442", "#0072b2")  # Okabe and Ito's
 SHADES = " ░▒▓█"
 
 
-def console(stderr: bool = False) -> Console:
-    """Where to write. Outside a terminal lines may be long, unless $COLUMNS says otherwise."""
-    from rich import console as rich
-
-    class Console(rich.Console):
-        """A reader who has had enough, such as `head`, is no error."""
-
-        def on_broken_pipe(self) -> None:
-            with contextlib.suppress(SystemExit):
-                super().on_broken_pipe()
-            raise SystemExit(0)
-
-    terminal = (sys.stderr if stderr else sys.stdout).isatty()
-    return Console(stderr=stderr, highlight=False, width=None if terminal or "COLUMNS" in os.environ else WIDE)
-
-
-def tell(text: str) -> None:
-    """Plain text on stdout: what was asked for."""
-    console().print(text, soft_wrap=True, markup=False)
-
-
-def say(line: str) -> None:
-    """One plain line on stderr: how it goes."""
-    console(stderr=True).print(line, soft_wrap=True, markup=False)
-
-
-def plain_table(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int] = ()) -> Table:
-    """A table without lines but one. The first column never breaks; columns in `numbers` are flush right."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", padding=(0, 1))
-    for place, head in enumerate(heads):
-        right = place in numbers
-        style = "bold" if place == 0 else None
-        table.add_column(head, justify="right" if right else "left", no_wrap=right, style=style, overflow="fold")
-    for row in rows:
-        table.add_row(*map(Text, row))
-    return table
-
-
 def score(value: float | None) -> str:
-    """An accuracy or a loss with four decimals; a dash where there is none."""
+    """An accuracy or a loss with four decimals; a dash for None."""
     return MISSING if value is None else f"{value:.4f}"
 
 
@@ -75,50 +30,54 @@ SPREADS = (("common model", "clients"), ("own models", "personal"))
 
 
 def _over_clients(record: Record, prefix: str) -> str:
-    """Mean and tails over the clients, each on its own test data."""
+    """Mean and 5 % tails over the clients, each on its own test data."""
     mean, low, top = (score(record.last(f"{prefix}_{name}")) for name in ("mean", "low5", "top5"))
     return f"clients' mean {mean}, lowest 5 % {low}, highest 5 % {top}"
 
 
 def result_table(record: Record) -> Table:
-    """What came of one run."""
-    table = plain_table(("", ""), result_facts(record))
+    """The results of one run."""
+    table = plain_table(("", ""), result_rows(record))
     table.show_header, table.box = False, None
     return table
 
 
-def result_facts(record: Record) -> list[tuple[str, str]]:
-    """What came of one run, each figure under its name."""
+def result_rows(record: Record) -> list[tuple[str, str]]:
+    """The results of one run as (name, text)."""
     best, seconds = record.best(), record.seconds
-    each = f" ({seconds / record.rounds:.3g} s a round)" if record.rounds else ""
+    each = f" ({seconds / record.rounds:.3g} s per round)" if record.rounds else ""
     rows = [
-        ("final accuracy", score(record.last())),
-        ("best accuracy", f"{best[1]:.4f} in round {best[0]}" if best else MISSING),
-        ("final loss", score(record.last("loss"))),
+        (f"final {record.lead}", score(record.last())),
+        (f"best {record.lead}", f"{best[1]:.4f} in round {best[0]}" if best else MISSING),
+        *((f"final {name}", score(record.last(name))) for name in other_metrics(record)),
         ("rounds", f"{record.rounds} of {record.experiment.rounds}{_stop(record)}"),
         ("time", duration(seconds) + each),
     ]
-    rows[3:3] = [
+    rows[-2:-2] = [
         (label, _over_clients(record, prefix)) for label, prefix in SPREADS if record.last(f"{prefix}_mean") is not None
     ]
+    e, size = record.experiment, record.facts.get("parameters")
+    rows.append(("data", f"{e.data}, {e.clients} clients, {e.partition}"))
+    rows.append(("model", e.model + (f", {size} parameters, loss {record.facts['loss']}" if size else "")))
     rows += [("preset", text) for text in presets([record])]
     if record.path:
         rows.append(("files", f"{shown_path(record.path)}{os.sep}"))
     return rows
 
 
+def other_metrics(record: Record) -> list[str]:
+    """The metrics besides the leading one, on all test sets, without those per class."""
+    known = [name for name in record.task.get("metrics", {"loss": None}) if name not in ("iou", record.lead)]
+    tests = record.task.get("tests", ())
+    return [*known, *(f"{test}_{name}" for test in tests for name in (record.lead, *known))]
+
+
 def _stop(record: Record) -> str:
     return f", stopped: {record.stopped}" if record.unfinished and record.stopped else ""
 
 
-def shown_path(path: Path) -> Path:
-    """Relative to the current folder where it lies below it."""
-    full, here = path.absolute(), Path.cwd()
-    return full.relative_to(here) if full.is_relative_to(here) else path
-
-
 def runs_table(records: Sequence[Record]) -> Table:
-    """One row a run: rounds, last, best and tail average of the accuracy, seconds a round; below, their presets."""
+    """One row per run: rounds, last, best and tail average of the accuracy, seconds per round; below, the presets."""
     from rich.markup import escape
 
     heads = ("", "run", "rounds", "last", "best", "at", "tail", "s/round")
@@ -131,7 +90,7 @@ def runs_table(records: Sequence[Record]) -> Table:
 
 
 def _presets(records: Sequence[Record]) -> list[str]:
-    """What presets runs were made from, a line each, with the letters of its runs where these are not all."""
+    """The presets of the runs, one line each, with the marks of its runs unless all runs have it."""
     found = presets(records).items()
     return [
         f"preset {text}" if len(places) == len(records) else f"{', '.join(map(mark, places))}: preset {text}"
@@ -151,23 +110,25 @@ def _run_row(place: int, record: Record) -> list[Any]:
 
 
 def mark(place: int) -> str:
-    """The letter of the n-th run."""
+    """The character that marks the n-th run."""
     return ascii_lowercase[place % 26]
 
 
 def colour(place: int) -> str:
-    """The colour of the n-th run, as rich names it."""
+    """The colour of the n-th run, for rich."""
     return COLOURS[place % len(COLOURS)]
 
 
 def charts(records: Sequence[Record], width: int) -> RenderableType:
-    """Accuracy and loss over the rounds: side by side where there is room, else one below the other."""
+    """Accuracy and loss over the rounds, side by side if the width allows it."""
     from rich.console import Group
     from rich.table import Table
 
     abreast = width >= WIDE
     size = (width - 26) // 2 if abreast else min(width - 16, 100)
-    pair = [_chart(records, name, size) for name in ("accuracy", "loss")]
+    pair = [_chart(records, name, size) for name in dict.fromkeys((lead_of(records), "loss"))]
+    if len(pair) == 1:
+        return pair[0]
     if not abreast:
         return Group(pair[0], "", pair[1])
     grid = Table.grid(padding=(0, 3))
@@ -181,10 +142,10 @@ def _chart(records: Sequence[Record], name: str, width: int) -> Text:
 
 
 def counts_table(counts: Any) -> Table:
-    """Sizes of the clients and classes per client, of a class-count matrix (clients, classes)."""
+    """Samples and classes per client and samples per class, from a count matrix (clients, classes)."""
     sizes, held = counts.sum(axis=1), (counts > 0).sum(axis=1)
-    rows = [(name, *_spread(values)) for name, values in (("samples a client", sizes), ("classes a client", held))]
-    rows.append(("samples a class", *_spread(counts.sum(axis=0))))
+    rows = [(name, *_spread(values)) for name, values in (("samples per client", sizes), ("classes per client", held))]
+    rows.append(("samples per class", *_spread(counts.sum(axis=0))))
     return plain_table(("", "least", "median", "most"), rows, numbers=(1, 2, 3))
 
 
@@ -195,7 +156,7 @@ def _spread(values: Any) -> tuple[str, str, str]:
 
 
 def counts_map(counts: Any, width: int) -> Text:
-    """A class-count matrix in shades: clients across, classes down; what does not fit is left out and said so."""
+    """A count matrix in shades, clients horizontally, classes vertically; a note says if some did not fit."""
     from rich.text import Text
 
     part = counts[: width - 8, :20]

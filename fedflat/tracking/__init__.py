@@ -1,17 +1,16 @@
-"""Trackers: a run's fields and figures in TensorBoard, MLflow or Weights & Biases (the extra `track`).
+"""Trackers copy a run's fields and metrics to TensorBoard, MLflow or Weights & Biases (the extra `track`).
 
-They are callbacks that write local files, in the run folder unless told otherwise; nothing leaves the machine unless
-you ask for it.
+They are callbacks. By default they write local files in the run folder and send nothing over the network.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from fedflat import calls
-from fedflat.tracking.base import Tracker
+from fedflat import specs
 from fedflat.tracking.mlflow import MLflow
 from fedflat.tracking.tensorboard import TensorBoard
+from fedflat.tracking.tracker import Tracker
 from fedflat.tracking.wandb import WandB
 
 __all__ = ["TRACKERS", "MLflow", "TensorBoard", "Tracker", "WandB", "trackers"]
@@ -20,5 +19,5 @@ TRACKERS: dict[str, Callable[..., Tracker]] = {"mlflow": MLflow, "tensorboard": 
 
 
 def trackers(text: str) -> list[Tracker]:
-    """The trackers that a list such as `"tensorboard, wandb(mode='online')"` names."""
-    return [calls.build("tracker", calls.parse(member), TRACKERS) for member in calls.split(text)]
+    """The trackers of a list such as `"tensorboard, wandb(mode='online')"`."""
+    return [specs.build("tracker", specs.parse(member), TRACKERS) for member in specs.split(text)]

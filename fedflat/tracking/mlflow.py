@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedflat.extras import needed
-from fedflat.tracking.base import Tracker, files, identity, inside, title
+from fedflat.tracking.tracker import Tracker, files, identity, inside, title
 
 if TYPE_CHECKING:
-    from fedflat.result import Run
+    from fedflat.runs.result import Run
 
 STATUS = {"finished": "FINISHED", "stopped": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
 
@@ -21,8 +21,9 @@ STATUS = {"finished": "FINISHED", "stopped": "FINISHED", "interrupted": "KILLED"
 class MLflow(Tracker):
     """A run in MLflow: `mlflow ui --backend-store-uri sqlite:///RUN/mlflow/mlflow.db`.
 
-    uri: of the store, such as "http://localhost:5000"; None is an SQLite file in the run folder.
-    project: the MLflow experiment that the run belongs to.
+    Args:
+        uri: URI of the store, such as "http://localhost:5000"; None is an SQLite file in the run folder.
+        project: The MLflow experiment of the run.
     """
 
     def __init__(self, uri: str | None = None, project: str = "fedflat") -> None:
@@ -31,11 +32,11 @@ class MLflow(Tracker):
         if uri is None:
             needed("sqlalchemy", "SQLAlchemy", "track")
             needed("alembic", "Alembic", "track")
-        logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # it tells of every table it makes
+        logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # it logs every table it makes
         self._uri, self._project = uri, project
 
     def open(self, run: Run) -> None:
-        """Find the run in the store, or make it."""
+        """Find the run in the store, or create it."""
         uri, artifacts = self._uri, None
         if uri is None:
             place = inside(run, "mlflow")
@@ -52,15 +53,15 @@ class MLflow(Tracker):
         return found.experiment_id if found else self._client.create_experiment(self._project, artifacts)
 
     def _find(self, project: Any, name: str) -> tuple[Any, int]:
-        """The run's id in the store and the last round that is there."""
+        """The run's id in the store and the last round stored."""
         found = self._client.search_runs([project], f"tags.fedflat_run = '{name}'")
         if not found:
             return self._client.create_run(project, tags={"fedflat_run": name}).info.run_id, 0
-        history = self._client.get_metric_history(found[0].info.run_id, "clients")  # a figure of every round
+        history = self._client.get_metric_history(found[0].info.run_id, "clients")  # a metric that every round has
         return found[0].info.run_id, max((metric.step for metric in history), default=0)
 
     def write(self, round: int, values: Mapping[str, float], spread: Mapping[str, np.ndarray], moment: float) -> None:
-        """All figures of a round in one go; MLflow has no histograms."""
+        """All metrics of a round in one request; MLflow has no histograms."""
         if round <= self._last:
             return
         metric = self._mlflow.entities.Metric
@@ -69,7 +70,7 @@ class MLflow(Tracker):
         self._last = round
 
     def close(self, run: Run) -> None:
-        """Add the files, and say how the run ended."""
+        """Add the files, and set how the run ended."""
         for file in files(run):
             self._client.log_artifact(self._run, str(file))
         if run.status in STATUS:

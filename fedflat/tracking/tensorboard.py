@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedflat.extras import needed
-from fedflat.tracking.base import Tracker, inside
+from fedflat.tracking.tracker import Tracker, inside
 
 if TYPE_CHECKING:
-    from fedflat.result import Run
+    from fedflat.runs.result import Run
 
 
 class TensorBoard(Tracker):
-    """Event files for TensorBoard: `tensorboard --logdir runs`.
+    """Event files for TensorBoard: `tensorboard --logdir runs`. The experiment's fields are in the tab HPARAMS.
 
-    folder: where they go, one run a folder; None is `tensorboard/` in the run folder. The experiment's fields are in
-    the tab HPARAMS.
+    Args:
+        folder: Folder of the event files, one folder per run; None is `tensorboard/` in the run folder.
     """
 
     def __init__(self, folder: str | None = None) -> None:
@@ -26,7 +26,7 @@ class TensorBoard(Tracker):
         self._folder = folder
 
     def open(self, run: Run) -> None:
-        """Begin an event file that takes the place of those before it."""
+        """Begin an event file that replaces the earlier ones."""
         folder = self._folder or inside(run, "tensorboard")
         self._writer = self._tensorboard.SummaryWriter(folder, purge_step=1)
         fields = {name: "none" if value is None else value for name, value in run.experiment.to_dict().items()}
@@ -34,7 +34,7 @@ class TensorBoard(Tracker):
             self._writer.file_writer.add_summary(summary)
 
     def write(self, round: int, values: Mapping[str, float], spread: Mapping[str, np.ndarray], moment: float) -> None:
-        """Scalars and histograms, on disk at once."""
+        """Scalars and histograms, flushed to disk immediately."""
         for name, value in values.items():
             self._writer.add_scalar(name, value, round, walltime=moment)
         for name, accuracies in spread.items():
@@ -42,5 +42,5 @@ class TensorBoard(Tracker):
         self._writer.flush()
 
     def close(self, run: Run) -> None:
-        """End the event file."""
+        """Close the event file."""
         self._writer.close()

@@ -12,19 +12,21 @@ import numpy as np
 
 from fedflat.errors import UnknownNameError
 from fedflat.extras import needed
-from fedflat.tracking.base import Tracker, files, identity, inside, title
+from fedflat.tracking.tracker import Tracker, files, identity, inside, title
 
 if TYPE_CHECKING:
-    from fedflat.result import Run
+    from fedflat.runs.result import Run
 
 MODES = ("offline", "online")
 
 
 class WandB(Tracker):
-    """A run in Weights & Biases. `wandb sync RUN/wandb/offline-run-*` sends it there, once you want that.
+    """A run in Weights & Biases. `wandb sync RUN/wandb/offline-run-*` uploads an offline run.
 
-    project: which the run belongs to. mode: "offline" writes files only; "online" sends everything at once and asks for
-    a key where there is none. folder: where the folder `wandb` of these files goes; None is the run folder.
+    Args:
+        project: The project of the run.
+        mode: "offline" writes files only; "online" sends everything immediately and asks for a key if there is none.
+        folder: Parent of the folder `wandb` with these files; None is the run folder.
     """
 
     def __init__(self, project: str = "fedflat", mode: str = "offline", folder: str | None = None) -> None:
@@ -36,10 +38,10 @@ class WandB(Tracker):
         self._project, self._mode, self._folder = project, mode, folder
 
     def open(self, run: Run) -> None:
-        """Have W&B go on with the run.
+        """Begin or continue the run in W&B.
 
-        Offline, it cannot go on with files that it has closed, and loses most of them when it is killed: so they are
-        deleted and written anew. Online, it knows which step comes next.
+        Offline, W&B cannot continue closed files, and it loses most of them when it is killed: they are deleted and
+        written anew. Online, W&B knows the next step.
         """
         folder = Path(self._folder) if self._folder else inside(run, ".")
         folder.mkdir(parents=True, exist_ok=True)
@@ -58,13 +60,13 @@ class WandB(Tracker):
         )
 
     def write(self, round: int, values: Mapping[str, float], spread: Mapping[str, np.ndarray], moment: float) -> None:
-        """All figures of a round in one go, with histograms."""
+        """All metrics and histograms of a round in one call."""
         if round >= self._run.step:
             histograms = {name: self._wandb.Histogram(accuracies) for name, accuracies in spread.items()}
             self._run.log({**values, **histograms}, step=round)
 
     def close(self, run: Run) -> None:
-        """Add the files, and say whether the run went well."""
+        """Add the files, and set whether the run succeeded."""
         for file in files(run):
             copied = shutil.copy(file, self._run.dir)
             self._run.save(copied, base_path=self._run.dir, policy="now")

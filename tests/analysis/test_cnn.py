@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from analysis.worlds import draws
-from fedflat import analysis, streams
+from fedflat import analysis
+from fedflat.core import streams
 
 WIDTH = 10  # vectors that are iterated together
 

@@ -1,4 +1,4 @@
-"""Lanczos and power iteration against dense eigenvalues: both ends, multiplicities, no ghosts."""
+"""Lanczos against dense eigenvalues: both ends, multiplicities, no ghosts."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from analysis.worlds import blobs, draws, eigenvalues, first, network, quadratic, small, symmetric
+from analysis.worlds import blobs, eigenvalues, first, network, quadratic, small, symmetric
 from fedflat import analysis
 from fedflat.analysis.lanczos import Krylov, extreme_eigenpairs
-from fedflat.analysis.power import power_iteration
+from fedflat.core.streams import stream
 
 
 def operator(matrix: Tensor) -> tuple[object, Tensor]:
@@ -68,7 +68,7 @@ def test_basis_stays_orthonormal_and_shows_no_ghosts() -> None:
     """One dominant eigenvalue converges at once; without re-orthogonalisation copies of it would come back."""
     values = torch.cat([torch.tensor([1000.0]), torch.linspace(0, 1, 199)]).double()
     product, like = operator(symmetric(values))
-    krylov = Krylov(product, 200, like, draws())
+    krylov = Krylov(product, 200, like, stream(0, "tests"))
     for _ in range(120):
         krylov.extend()
     torch.testing.assert_close(krylov.basis @ krylov.basis.T, torch.eye(120, dtype=torch.float64), rtol=0, atol=1e-13)
@@ -102,23 +102,6 @@ def test_exhausted_krylov_spaces_go_on(values: list[float]) -> None:
     model, data, _ = quadratic(values)
     found = analysis.curvature(model, data, k=len(values), loss=first)
     torch.testing.assert_close(found.eigenvalues, torch.tensor(values).double(), rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("ends", [(5.0, -1.0), (3.0, -8.0), (-1.0, -9.0)])
-def test_power_iteration_gives_the_largest_by_value(ends: tuple[float, float]) -> None:
-    exact = torch.cat([torch.tensor([ends[0], ends[0] - 0.5]), torch.linspace(ends[0] - 1, ends[1], 20)]).double()
-    product, like = operator(symmetric(exact))
-    found = power_iteration(product, like, 2, tol=1e-12, steps=5000)
-    torch.testing.assert_close(found.values, exact[:2], rtol=1e-5, atol=0)
-    assert float(found.residuals.max()) < 1e-2
-
-
-def test_power_method_of_a_model() -> None:
-    model, x, y, dense = small()
-    found = analysis.curvature(model, (x, y), k=2, method="power", tol=1e-10, steps=3000, trace=False)
-    exact = eigenvalues(dense)
-    torch.testing.assert_close(found.eigenvalues, exact[:2], rtol=1e-5, atol=0)
-    assert found.smallest == pytest.approx(float(exact[-1]), rel=1e-5)
 
 
 def test_convex_losses_have_an_infinite_convexity_ratio() -> None:

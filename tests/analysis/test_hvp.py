@@ -22,7 +22,7 @@ from analysis.worlds import (
 )
 from fedflat import InputError, analysis
 from fedflat.analysis.hvp import Hessian
-from fedflat.analysis.protocol import Protocol, opened
+from fedflat.analysis.problem import Protocol, opened
 
 
 def vector(size: int, seed: int = 5) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from analysis.worlds import blobs, convnet, eigenvalues, images, network, small
 from fedflat import FlatModel, analysis
 from fedflat.analysis.cross_client import compare_diagonals
-from fedflat.groups import layer_groups
+from fedflat.core.groups import layer_groups
 from fedflat.models import build_model
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+import fedflat
 from analysis.worlds import blobs, convnet, first, images, network, snapshot, unchanged
 from fedflat import FlatModel, InputError, analysis
 from fedflat.data.samples import TensorSamples
@@ -211,7 +212,6 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "k of 0": (lambda: analysis.curvature(network(), blobs(9), k=0), "k must be from 1"),
     "no scalar": (lambda: analysis.curvature(network(), blobs(9), loss=lambda o, y: o), "must be one number"),
     "option": (lambda: analysis.curvature(network(), blobs(9), worker=2), "did you mean 'workers'"),
-    "method": (lambda: analysis.curvature(network(), blobs(9), method="lancos"), "did you mean 'lanczos'"),
     "statistics": (lambda: analysis.curvature(network(), blobs(9), bn="runing"), "did you mean 'running'"),
     "batch statistics": (lambda: analysis.curvature(network(), blobs(99), bn="batch"), "give batch_size"),
     "layer": (lambda: analysis.layer_curvature(network(), blobs(9), layers=["3"]), "unknown layer '3'"),
@@ -219,7 +219,7 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "channel": (lambda: analysis.channel_curvature(network(), blobs(9), "2", channels=[3]), "channels 0 to 2"),
     "direction": (lambda: analysis.landscape_1d(network(), blobs(9), direction="filtre"), "did you mean 'filter'"),
     "collinear": (lambda: collinear(), "one line.*interpolate"),
-    "same models": (lambda: analysis.landscape_plane(network(), network(), network(), blobs(9)), "are the same"),
+    "same models": (lambda: analysis.landscape_plane(network(), network(), network(), blobs(9)), "models are equal"),
     "other model": (lambda: analysis.interpolate(network(), network(5), blobs(9)), "one architecture"),
     "no probes": (lambda: analysis.hessian_trace(network(), blobs(9), probes=0), "at least one probe"),
     "vector": (lambda: analysis.hessian_product(network(), blobs(9), torch.zeros(3)), "43 parameters"),
@@ -239,15 +239,14 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "broken end": (lambda: analysis.interpolate(network(), broken(), blobs(9)), "weights of one .* not finite"),
     "other shapes": (lambda: analysis.interpolate(network(), turned(), blobs(9)), "in other shapes"),
     "other clients": (lambda: analysis.cross_client([network(), line()], [blobs(9)] * 2, probes=1), "one architecture"),
-    "no steps": (lambda: analysis.curvature(network(), blobs(9), method="power", steps=-1), "at least one step"),
     "no points": (lambda: analysis.landscape_2d(network(), blobs(9), points=0), "two points or more"),
     "pairs": (lambda: analysis.compare_diagonals(torch.ones(2, 3), "al"), "did you mean 'all'"),
     "one diagonal": (lambda: analysis.compare_diagonals(torch.ones(1, 3)), "two rows or more"),
     "nan scores": (lambda: analysis.calibration_of(torch.full((2, 3), torch.nan), torch.zeros(2)), "none of them nan"),
-    "scores": (lambda: analysis.calibration_of(torch.ones(2, 3), torch.zeros(3)), "one row of scores a label"),
+    "scores": (lambda: analysis.calibration_of(torch.ones(2, 3), torch.zeros(3)), "one row of scores per label"),
     "numbers": (lambda: analysis.calibration(network(), numbers(), loss=first), "calibration needs scores of shape"),
     "class numbers": (lambda: analysis.per_class_accuracy(network(), numbers(), loss=first), "integer labels"),
-    "labels of places": (lambda: analysis.silhouette(torch.ones(4, 2), torch.ones(4, 5)), "one label a row"),
+    "labels of places": (lambda: analysis.silhouette(torch.ones(4, 2), torch.ones(4, 5)), "one label per row"),
     "lengths": (lambda: analysis.drift_diversity([torch.ones(3), torch.ones(4)]), "of one length"),
     "server": (lambda: analysis.weight_cosines(torch.ones(2, 3), torch.ones(4)), "3 weights, the server 4"),
     "movement": (lambda: analysis.by_movement(torch.ones(3), torch.ones(4), torch.ones(4)), "vectors of one length"),
@@ -319,3 +318,41 @@ def test_without_a_terminal_progress_is_lines(
     analysis.curvature(network(), blobs(9), k=1, probes=3, progress=True)
     lines = [line for line in capsys.readouterr().err.splitlines() if " of 43" in line]
     assert lines[0].startswith("curvature: 1 of 43, about") and lines[-1] == "curvature: 43 of 43, about 0:00 left"
+
+
+class Inputs(NamedTuple):
+    """What the model below takes."""
+
+    left: Tensor
+    right: Tensor
+
+
+class Adds(nn.Module):
+    """Classifies the sum of two inputs, which come in a structure."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Any) -> Tensor:
+        left, right = x.values() if isinstance(x, dict) else x
+        return self.head(left + right)
+
+
+@pytest.mark.parametrize("pack", [lambda a, b: {"left": a, "right": b}, lambda a, b: (a, b), Inputs])
+def test_inputs_may_be_structures_of_tensors_as_in_training(pack: Any) -> None:
+    torch.manual_seed(0)
+    model, a, b, y = Adds(), torch.randn(12, 4), torch.randn(12, 4), torch.arange(12) % 3
+    whole = analysis.curvature(model.head, (a + b, y), k=2, trace=False)
+    found = analysis.curvature(model, (pack(a, b), y), k=2, trace=False, batch_size=5)
+    torch.testing.assert_close(found.eigenvalues, whole.eigenvalues, rtol=1e-4, atol=1e-6)
+
+
+def test_watching_looks_at_inputs_that_are_structures() -> None:
+    data = [({"left": torch.randn(8, 4), "right": torch.randn(8, 4)}, torch.arange(8) % 3) for _ in range(2)]
+    pairs = [[({k: v[i] for k, v in x.items()}, y[i]) for i in range(8)] for x, y in data]
+    exp = fedflat.Experiment(participation="all", rounds=1, batch_size=4, backend="serial")
+    run = fedflat.run(
+        exp, federation=fedflat.Federation(pairs, classes=3), model=Adds(), watch=["gsnr", "client_curvature"]
+    )
+    assert all({"gsnr_sum", "lambda_max"} <= row.keys() for row in run.clients)

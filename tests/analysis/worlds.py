@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, jacrev
 from torch.nn import functional as F
 
-from fedflat import streams
+from fedflat.core import streams
 
 
 def dense_hessian(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:

@@ -1,5 +1,5 @@
-"""Personalised federated learning: parts that give every client a model of its own.
+"""Personalised federated learning: parts that give every client its own model.
 
-What a client keeps to itself is either coordinates of the model (`private`: a head, a body, everything) or a second
-model in its state (`personal`).
+A client keeps either coordinates of the model (`private`: a head, a body, everything) or a second model in its state
+(`personal`).
 """

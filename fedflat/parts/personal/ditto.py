@@ -7,42 +7,41 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedflat.method import Fit, Local, Part, State
+from fedflat.core.fields import Natural, NonNegative
+from fedflat.core.part import Fit, Part
+from fedflat.core.tensors import State
+from fedflat.core.views import Local
 
 
 @dataclass(frozen=True)
 class Ditto(Part):
-    """Beside the common model every client trains its own, tied to the common one by a proximal term.
+    """Besides the common model, every client trains its own, tied to the common one by a proximal term.
 
-    w is the model received this round. The common model is trained as without Ditto.
-
-    lam: λ; 0 trains alone. epochs: passes over the data for v, `local_epochs` when None.
-    Client keeps v (1); sends 1 down, 1 up. Both trajectories see the same minibatches.
+    w is the model received this round. The common model is trained as without Ditto; both see the same minibatches.
+    The client keeps v (1); sends 1 down, 1 up.
     Differs from the authors' code in weighting clients by their samples, as FedAvg does; theirs is weighting="uniform".
+
+    Args:
+        lam: λ, the strength of the tie; 0 trains v alone.
+        epochs: Passes over the data for v; None is `local_epochs`.
     """
 
     formula: ClassVar[str] = "v ← v − η_l (∇F_B(v) + λ (v − w))"
-    everywhere: ClassVar[bool] = True  # its correction is for its own trajectory
-    lam: float = 1.0
-    epochs: int | None = None
-
-    def __post_init__(self) -> None:
-        self.require(self.lam >= 0, f"lam must not be negative, got {self.lam}")
-        self.require(self.epochs is None or self.epochs >= 0, f"epochs must not be negative, got {self.epochs}")
+    stacks: ClassVar[bool] = True
+    everywhere: ClassVar[bool] = True  # it corrects its own trajectory
+    lam: NonNegative = 1.0
+    epochs: Natural | None = None
 
     def train(self, local: Local, fit: Fit) -> None:
-        """The common model, then the client's own."""
         state, received = local.state(self), local.model.buffers.clone()
         fit()
         with local.model.loaded(state.get("theta", local.origin), state.get("buffers", received)):
             fit(epochs=self.epochs, branch=self.name)
             state.update(theta=local.theta.clone(), buffers=local.model.buffers.clone())
 
-    def correct(self, local: Local) -> None:
-        """Tie the client's own model to the one received."""
+    def correct_gradient(self, local: Local) -> None:
         if local.branch == self.name:
             local.grad.add_(local.theta - local.origin, alpha=self.lam)
 
     def personal(self, state: State, theta: Tensor) -> State | None:
-        """v."""
         return state or None

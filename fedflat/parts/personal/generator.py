@@ -1,4 +1,4 @@
-"""The network that makes every client's weights, as a vector and a place to put them."""
+"""The hypernetwork that makes every client's weights, as a flat vector."""
 
 from __future__ import annotations
 
@@ -8,17 +8,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedflat.flat import FlatModel, Span
+from fedflat.core.flat import FlatModel, Span
 
 Shape = tuple[int, int, int, int]
-"""Measures of a hypernetwork: length of the embeddings, width, hidden layers after the first, size of the pieces."""
+"""Of a hypernetwork: length of the embeddings, width, hidden layers after the first, size of the pieces."""
 
 
 class HyperNetwork(nn.Module):
-    """From a client's embedding to weights, by one output layer a tensor; large targets in chunks by a common one.
+    """Makes a client's weights from its embedding, with one output layer per tensor, or one for all, in pieces.
 
-    clients: how many embeddings there are. sizes: of the tensors to make. hidden: width of the trunk.
-    layers: how many hidden layers follow the first one. chunk: size of the pieces, 0 for one output a tensor.
+    Args:
+        clients: The number of embeddings.
+        sizes: The numbers of elements of the tensors to make.
+        embedding: The length of an embedding.
+        hidden: The width of the trunk.
+        layers: The number of hidden layers after the first one.
+        chunk: The size of the pieces; 0 for one output layer per tensor.
     """
 
     def __init__(
@@ -38,7 +43,7 @@ class HyperNetwork(nn.Module):
         self.outputs = nn.ModuleList(nn.Linear(hidden, size) for size in ([chunk] if chunk else sizes))
 
     def forward(self, client: int | None) -> Tensor:
-        """The weights of a client, as one vector; None is the mean client."""
+        """The weights of a client as one vector; None stands for the mean embedding."""
         rows = self.embedding.weight
         own = rows.mean(dim=0) if client is None else rows[client]
         if self.pieces is None:
@@ -52,20 +57,20 @@ class HyperNetwork(nn.Module):
 
 @dataclass(frozen=True)
 class Generator:
-    """A hypernetwork as a flat vector, and where in the target's weights its output goes."""
+    """A hypernetwork as a flat vector φ, and the places of its output in the target's weights."""
 
     network: FlatModel
     spans: tuple[Span, ...]
 
     def weights(self, phi: Tensor, client: int | None, base: Tensor) -> Tensor:
-        """A client's weights under φ; what is not generated is as in `base`."""
+        """A client's weights under φ; those that are not generated are taken from `base`."""
         self.network.theta.copy_(phi)
         with torch.no_grad():
             made = self.network.module(self._known(client))
         return self._placed(made, base.clone())
 
     def add_gradient(self, client: int, delta: Tensor, scale: float) -> None:
-        """Add the gradient −scale · Jᵀ Δ of a client to the network's."""
+        """Add a client's gradient −scale · Jᵀ Δ to the network's gradient."""
         made = self.network.module(self._known(client))
         pieces = [delta[span.start : span.stop] for span in self.spans]
         made.backward(torch.cat(pieces).mul_(-scale).to(made.dtype))
@@ -79,13 +84,13 @@ class Generator:
         return into
 
     def _known(self, client: int | None) -> int | None:
-        """A client that has no embedding, being new, is the mean one."""
+        """None, the mean embedding, for a new client, which has no embedding."""
         rows = self.network.module.get_submodule("embedding").weight
         assert isinstance(rows, Tensor)
         return client if client is not None and client < len(rows) else None
 
     def rows(self, clients: Iterable[int]) -> Tensor:
-        """A mask over φ: 0 on the embeddings of clients other than these."""
+        """A mask over φ: 0 on the embeddings of all clients but these."""
         span = next(span for span in self.network.spans if span.name == "embedding.weight")
         mask = torch.ones_like(self.network.theta)
         mask[span.start : span.stop] = 0
@@ -95,6 +100,6 @@ class Generator:
 
 
 def make_generator(spans: tuple[Span, ...], clients: int, shape: Shape, dtype: torch.dtype) -> Generator:
-    """A generator of these tensors for so many clients, freshly initialised from the global generator."""
+    """A generator of these tensors for `clients` clients, initialised from PyTorch's global generator."""
     network = HyperNetwork(clients, [span.stop - span.start for span in spans], *shape)
     return Generator(FlatModel(network, dtype), spans)

@@ -4,32 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from fedflat.flat import FlatModel
-from fedflat.groups import Group, layer_groups
-from fedflat.method import Evaluate, Fit, Local, State
+from fedflat.core.fields import Natural
+from fedflat.core.flat import FlatModel, names_within
+from fedflat.core.groups import Group, layer_groups
+from fedflat.core.part import Backward, Fit
+from fedflat.core.tensors import State
+from fedflat.core.views import Local, SetupView
 from fedflat.parts.personal.layerwise import LayerWise, TwinTrajectories
 from fedflat.parts.personal.split import head_mask, head_tensors
-
-if TYPE_CHECKING:
-    from fedflat.task import Task
 
 
 @dataclass(frozen=True)
 class PLGULF(TwinTrajectories):
     """PLGU with layer freezing: a client's D most personal layers start the round where it left them.
 
-    The others start at the model received, w. Both trajectories are those of `TwinTrajectories`; θ stays with the
-    client, the change of w is sent.
+    The other layers start at the received model w. Both trajectories are those of `TwinTrajectories`; θ stays with the
+    client, the change of w is sent. The client keeps θ_i (1); sends 1 down, 1 up; two gradients per step.
+    The paper prints Σξ = 1 but divides by d_l only, so ξ is normalised here; with score="mean", which fits its remarks
+    better, equal scores give SAM. Clients have equal weights, as in the paper.
 
-    layers: D. freeze: do not train those layers of θ this round. The other fields are explained in `LayerWise` and
-    `TwinTrajectories`. Client keeps θ_i (1); sends 1 down, 1 up; two gradients a step.
-    The paper prints Σξ = 1 but divides by d_l only, so ξ is normalised here; with score="mean", which its remarks fit
-    better, equal scores give SAM. Clients weigh the same, as in the paper.
+    Args:
+        layers: D, the number of personal layers.
+        freeze: Do not train those layers of θ this round.
+        rho, score, score_dim_power, granularity, p: See `LayerWise`.
+        perturb_at, ascent_grad: See `TwinTrajectories`.
     """
 
     name: ClassVar[str] = "plgu_lf"
@@ -39,20 +42,14 @@ class PLGULF(TwinTrajectories):
         "afterwards θ_i ← θ;  server: w ← w + η_g mean_S Δ_i"
     )
     uniform: ClassVar[bool] = True
-    layers: int = 5
+    layers: Natural = 5
     freeze: bool = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require(self.layers >= 0, f"layers must not be negative, got {self.layers}")
-
-    def check(self, task: Task) -> None:
-        """Refuse more personal layers than there are."""
-        count = len(layer_groups(task.model, self.granularity))
+    def check(self, setup: SetupView) -> None:
+        count = len(layer_groups(setup.model, self.granularity))
         self.require(self.layers <= count, f"layers={self.layers}, but the model has {count} such layers")
 
     def begin(self, local: Local) -> None:
-        """Scores, and where θ starts."""
         state, groups = local.state(self), self.groups(local)
         scores = self.scores(groups, state.get("theta", local.origin), local.origin)
         largest = torch.sort(scores, descending=True, stable=True).indices[: self.layers].tolist()
@@ -61,16 +58,14 @@ class PLGULF(TwinTrajectories):
         if state:
             take(kept, own, state["theta"])
             take_buffers(kept, local.model, buffers, state["buffers"])
-        trains = self.spread(kept, torch.ones(len(kept)), own) == 0 if self.freeze else None
+        trains = self.spread(kept, own.new_ones(len(kept)), own) == 0 if self.freeze else None
         self.start(local, own, buffers, scores, trains)
 
     def end(self, local: Local) -> None:
-        """Keep θ."""
         scratch = local.scratch(self)
         local.state(self).update(theta=scratch["own"], buffers=scratch["buffers"])
 
     def personal(self, state: State, theta: Tensor) -> State | None:
-        """θ_i."""
         return state or None
 
 
@@ -93,13 +88,19 @@ def take_buffers(groups: Iterable[Group], model: FlatModel, into: Tensor, source
 class PLGUGRep(LayerWise):
     """PLGU on a common representation: heads stay with the clients, the body takes generalised steps.
 
-    A round is `local_epochs` on the head alone, then two steps of the body φ on each minibatch.
-
-    body_epochs: passes for the body. body_steps: minibatches instead (1 is the paper's algorithm to the letter).
-    score_source: "step" compares with the body received, φᵗ; "previous" with the body last sent by this client.
-    reuse_grad: make ε of the first gradient, which saves one of the three. Other fields: see `LayerWise`.
-    Client keeps its head (and its last body for "previous"); sends the body down, the body up.
+    A round is E_h epochs on the head alone, then E_b on the body φ with two steps on each minibatch. With rho=0 and
+    generalise=False it is FedRep with equal weights of the clients.
+    The client keeps its head (and its last body for "previous"); sends the body down, the body up.
     The printed order of the equations needs φ' before it is made, and averages φ; this averages the generalised body.
+
+    Args:
+        head_epochs: E_h, the epochs on the head per round; None is `local_epochs`, the paper's K.
+        body_epochs: E_b, the epochs on the body per round; None is `local_epochs`.
+        body_steps: The number of minibatches for the body instead (1 is exactly the paper's algorithm).
+        generalise: Take the second, generalised step of the body on each minibatch.
+        score_source: "step" compares with the body received, φᵗ; "previous" with the body this client sent last.
+        reuse_grad: Make ε from the first gradient, which saves one of the three.
+        rho, score, score_dim_power, granularity, p: See `LayerWise`.
     """
 
     name: ClassVar[str] = "plgu_grep"
@@ -110,54 +111,43 @@ class PLGUGRep(LayerWise):
     )
     splits: ClassVar[bool] = True
     uniform: ClassVar[bool] = True
-    body_epochs: int = 1
-    body_steps: int | None = None
-    score_source: str = "step"
+    head_epochs: Natural | None = None
+    body_epochs: Natural | None = 1
+    body_steps: Natural | None = None
+    score_source: Literal["step", "previous"] = "step"
     reuse_grad: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require(self.body_epochs >= 0, f"body_epochs must not be negative, got {self.body_epochs}")
-        steps = self.body_steps
-        self.require(steps is None or steps >= 0, f"body_steps must not be negative, got {steps}")
-        known = ("step", "previous")
-        self.require(self.score_source in known, f"score_source is 'step' or 'previous', not {self.score_source!r}")
+    generalise: bool = True
 
     def private(self, model: FlatModel) -> Iterable[str]:
-        """The head."""
         return head_tensors(model, self.name)
 
     def train(self, local: Local, fit: Fit) -> None:
-        """Head, then body."""
         head = head_mask(local, self)
-        fit(only=head, branch="head")
+        fit(epochs=self.head_epochs, only=head, branch="head")
         fit(epochs=self.body_epochs, steps=self.body_steps, only=1 - head)
 
-    def gradient(self, local: Local, evaluate: Evaluate) -> None:
-        """One plain step of the body, then the gradient at the perturbed point."""
-        evaluate()
-        if local.branch != "global":
+    def gradient(self, local: Local, backward: Backward) -> None:
+        backward()
+        if local.branch != "global" or not self.generalise:
             return
         plain = local.grad.clone()
         local.descend(local.theta, local.grad, local.velocity)
         if self.reuse_grad:
             local.grad.copy_(plain)
         else:
-            evaluate()
+            backward()
         groups = self._body(local)
         scores = self.scores(groups, local.theta, local.state(self).get("previous", local.origin))
         with local.displaced(by=self.perturbation(local.grad, self.spread(groups, scores, local.grad))):
-            evaluate()
+            backward()
 
     def _body(self, local: Local) -> list[Group]:
-        head = head_mask(local, self)
-        return [group for group in self.groups(local) if not head[group.spans[0].start]]
+        head = names_within(local.model.spans, local.model.require_head(self.name))
+        return [group for group in self.groups(local) if group.spans[0].name not in head]
 
     def end(self, local: Local) -> None:
-        """Keep the body that is sent, where the scores need it."""
         if self.score_source == "previous":
             local.state(self)["previous"] = local.theta.clone()
 
     def adapt(self, local: Local, fit: Fit) -> None:
-        """The head alone."""
-        fit(only=head_mask(local, self), branch="adapt")
+        fit(epochs=self.head_epochs, only=head_mask(local, self), branch="adapt")

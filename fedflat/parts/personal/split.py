@@ -1,20 +1,19 @@
-"""Part of the network stays with the client: FedRep, FedPer, LG-FedAvg, FedBABU, and training alone."""
+"""Part of the network stays with the client: FedRep, FedPer, LG-FedAvg, FedBABU, and training without a federation."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
+from fedflat.core.fields import Natural
+from fedflat.core.flat import FlatModel, names_within
+from fedflat.core.groups import layer_groups
+from fedflat.core.part import Fit, Part
+from fedflat.core.views import Local, SetupView
 from fedflat.errors import InputError
-from fedflat.flat import FlatModel, names_within
-from fedflat.groups import layer_groups
-from fedflat.method import Fit, Local, Part
-
-if TYPE_CHECKING:
-    from fedflat.task import Task
 
 
 def tensors_of(model: FlatModel, modules: Iterable[str]) -> list[str]:
@@ -24,10 +23,10 @@ def tensors_of(model: FlatModel, modules: Iterable[str]) -> list[str]:
 
 
 def head_tensors(model: FlatModel, who: str) -> list[str]:
-    """Names of the head's parameters and buffers, or an error that tells the user of `who` to name another head."""
+    """Names of the head's parameters and buffers; raises an error that names part `who` if it has no weights."""
     head = model.require_head(who)
     if not names_within(model.spans, head):
-        raise InputError(f"{who} parts the network at its head, but {head!r} has no weights; name it with head='…'")
+        raise InputError(f"{who} splits the network at its head, but {head!r} has no weights; name it with head='…'")
     return tensors_of(model, [head])
 
 
@@ -44,33 +43,33 @@ def head_mask(local: Local, part: Part) -> Tensor:
 class FedRep(Part):
     """Every client has its own head on a common body (Collins et al., 2021).
 
-    head_epochs: E_h. The head is the last linear layer, or the one that `head` names. Client keeps its head; sends the
-    body down, the body up. Each phase has a momentum of its own, so that the frozen part is still bit for bit.
-    A new client is adapted by E_h epochs on its head.
+    The head is the last linear layer, or the one that `head` names. The client keeps its head; sends the body down, the
+    body up. Each phase has its own momentum, so that the frozen part does not change at all. A new client is adapted by
+    E_h epochs on its head. `plgu_grep` has the same two fields.
+
+    Args:
+        head_epochs: E_h, the epochs on the head per round; None is `local_epochs`.
+        body_epochs: E_b, the epochs on the body per round; None is `local_epochs`.
     """
 
     formula: ClassVar[str] = (
-        "E_h epochs h_i ← h_i − η_l ∇F_B(h_i),  then E epochs φ ← φ − η_l ∇F_B(φ)\n"
+        "E_h epochs h_i ← h_i − η_l ∇F_B(h_i),  then E_b epochs φ ← φ − η_l ∇F_B(φ)\n"
         "server: φ ← φ + η_g Σ_S n_i Δφ_i / Σ_S n_i"
     )
+    stacks: ClassVar[bool] = True
     splits: ClassVar[bool] = True
-    head_epochs: int = 10
-
-    def __post_init__(self) -> None:
-        self.require(self.head_epochs >= 0, f"head_epochs must not be negative, got {self.head_epochs}")
+    head_epochs: Natural | None = 10
+    body_epochs: Natural | None = None
 
     def private(self, model: FlatModel) -> Iterable[str]:
-        """The head."""
         return head_tensors(model, self.name)
 
     def train(self, local: Local, fit: Fit) -> None:
-        """Head, then body."""
         head = head_mask(local, self)
         fit(epochs=self.head_epochs, only=head, branch="head")
-        fit(only=1 - head)
+        fit(epochs=self.body_epochs, only=1 - head)
 
     def adapt(self, local: Local, fit: Fit) -> None:
-        """The head alone."""
         fit(epochs=self.head_epochs, only=head_mask(local, self), branch="adapt")
 
 
@@ -78,21 +77,19 @@ class FedRep(Part):
 class FedPer(Part):
     """The last layers stay with the client, all are trained together (Arivazhagan et al., 2019).
 
-    layers: how many of the last weight layers, each with its normalisation; 0 is FedAvg.
-    Client keeps these layers; sends the others down, the others up.
+    The client keeps these layers; sends the others down, the others up.
+
+    Args:
+        layers: How many of the last weight layers stay, each with its normalisation; 0 is FedAvg.
     """
 
     formula: ClassVar[str] = (
         "(φ, h_i) ← (φ, h_i) − η_l ∇F_B(φ, h_i),  h_i the last layers\nserver: φ ← φ + η_g Σ_S n_i Δφ_i / Σ_S n_i"
     )
     splits: ClassVar[bool] = True
-    layers: int = 1
-
-    def __post_init__(self) -> None:
-        self.require(self.layers >= 0, f"layers must not be negative, got {self.layers}")
+    layers: Natural = 1
 
     def private(self, model: FlatModel) -> Iterable[str]:
-        """The last layers."""
         groups = layer_groups(model)
         self.require(self.layers <= len(groups), f"layers={self.layers}, but the model has {len(groups)} weight layers")
         last = groups[len(groups) - self.layers :]
@@ -103,8 +100,8 @@ class FedPer(Part):
 class LGFedAvg(Part):
     """Every client has its own features under a common head (Liang et al., 2020).
 
-    All layers are trained together; the head is averaged. Client keeps the body; sends the head down, the head up.
-    Differs from the authors' command for CIFAR, which shares the first layers instead; this is their paper.
+    All layers are trained together; the head is averaged. The client keeps the body; sends the head down, the head up.
+    Differs from the authors' command for CIFAR, which shares the first layers instead; this follows the paper.
     """
 
     name: ClassVar[str] = "lg_fedavg"
@@ -114,50 +111,46 @@ class LGFedAvg(Part):
     splits: ClassVar[bool] = True
 
     def private(self, model: FlatModel) -> Iterable[str]:
-        """All but the head."""
         shared = set(head_tensors(model, self.name))
         return [name for name in tensors_of(model, [""]) if name not in shared]
 
 
 @dataclass(frozen=True)
 class FedBABU(Part):
-    """Train and average the body under a head that stays as it was made; fit both at evaluation (Oh et al., 2022).
+    """Train and average the body under the fixed initial head; fine-tune for evaluation (Oh et al., 2022).
 
-    epochs: τ, local epochs of that fit. tune: what it trains, "full", "head" or "body".
-    Client keeps nothing but the common head; sends the body down, the body up.
+    The client keeps only the head, the same for all; sends the body down, the body up.
+
+    Args:
+        epochs: τ, the epochs of the fine-tuning.
+        tune: What the fine-tuning trains: "full", "head" or "body".
     """
 
     formula: ClassVar[str] = (
         "φ ← φ − η_l ∇F_B(φ, h₀),  h₀ the initial head;  server: φ ← φ + η_g Σ_S n_i Δφ_i / Σ_S n_i\n"
         "at evaluation τ epochs (φ, h) ← (φ, h) − η_l ∇F_B(φ, h) from (φ, h₀)"
     )
+    stacks: ClassVar[bool] = True
     adapts: ClassVar[bool] = True
-    epochs: int = 1
-    tune: str = "full"
-
-    def __post_init__(self) -> None:
-        self.require(self.epochs >= 0, f"epochs must not be negative, got {self.epochs}")
-        self.require(self.tune in ("full", "head", "body"), f"tune is 'full', 'head' or 'body', not {self.tune!r}")
+    epochs: Natural = 1
+    tune: Literal["full", "head", "body"] = "full"
 
     def private(self, model: FlatModel) -> Iterable[str]:
-        """The head, which all have alike."""
         return head_tensors(model, self.name)
 
     def train(self, local: Local, fit: Fit) -> None:
-        """The body alone."""
         fit(only=1 - head_mask(local, self))
 
     def adapt(self, local: Local, fit: Fit) -> None:
-        """τ epochs on what `tune` says."""
         head = head_mask(local, self)
         fit(epochs=self.epochs, only={"full": None, "head": head, "body": 1 - head}[self.tune], branch="adapt")
 
 
 @dataclass(frozen=True)
 class LocalOnly(Part):
-    """Every client trains alone: what federation has to beat.
+    """Every client trains alone: the baseline that federated learning has to beat.
 
-    Client keeps its whole model; nothing is sent.
+    The client keeps its whole model; nothing is sent.
     """
 
     name: ClassVar[str] = "local_only"
@@ -165,29 +158,28 @@ class LocalOnly(Part):
     splits: ClassVar[bool] = True
 
     def private(self, model: FlatModel) -> Iterable[str]:
-        """Everything."""
         return tensors_of(model, [""])
 
 
 @dataclass(frozen=True)
 class FineTune(Part):
-    """Fit the common model to a client before it is evaluated there; training is as without.
+    """Fine-tune the common model on each client before it is evaluated there; training does not change.
 
-    epochs: τ, local epochs of that fit. Keeps nothing; sends 1 down, 1 up.
+    Keeps nothing; sends 1 down, 1 up.
+
+    Args:
+        epochs: τ, the epochs of the fine-tuning.
     """
 
     formula: ClassVar[str] = "at evaluation τ epochs θ ← θ − η_l ∇F_B(θ) from θ = w"
     adapts: ClassVar[bool] = True
-    epochs: int = 1
+    epochs: Natural = 1
 
-    def __post_init__(self) -> None:
-        self.require(self.epochs >= 0, f"epochs must not be negative, got {self.epochs}")
-
-    def check(self, task: Task) -> None:
-        """Say so where nobody would see the difference."""
-        own = task.federation.has_client_tests and task.experiment.evaluate_clients is not None
-        self.require(own, "it acts when clients are evaluated: give them test data, and leave evaluate_clients on")
+    def check(self, setup: SetupView) -> None:
+        own = setup.federation.has_client_tests and setup.experiment.evaluate_clients is not None
+        self.require(
+            own, "it acts when clients are evaluated: give them test data, and do not turn evaluate_clients off"
+        )
 
     def adapt(self, local: Local, fit: Fit) -> None:
-        """τ epochs on everything."""
         fit(epochs=self.epochs, branch="adapt")

@@ -89,7 +89,8 @@ function follow(box, x, y, plot, series) {
       const i = nearest(one.x, value);
       if (one.y[i] === null || (Math.abs(x(one.x[i]) - left) > 6)) continue;
       const range = one.low ? ` (${tall(one.low[i])} to ${tall(one.high[i])})` : "";
-      told.push([one.y[i], `${one.name}: ${tall(one.y[i])}${range}`]);
+      const raw = one.bare && one.bare[i] !== null ? `, unsmoothed ${tall(one.bare[i])}` : "";
+      told.push([one.y[i], `${one.name}: ${tall(one.y[i])}${range}${raw}`]);
       if (one.y[i] > (plot.y.log ? plot.y.least || 0 : -Infinity)) element("circle", { class: `fill c${one.place % PALETTE}`, cx: x(one.x[i]), cy: y(one.y[i]), r: 4 }, layer);
     }
     const spot = box.svg.getBoundingClientRect(), zoom = spot.width / box.width;

@@ -10,9 +10,9 @@ import numpy as np
 
 from fedflat.report.page.markup import Html, Section, table, tag
 from fedflat.report.page.page import Page, beside, named
-from fedflat.report.page.series import Group, Points, Series, spread, thinned
+from fedflat.report.page.run_groups import Group, Points, Series, spread, thinned
 from fedflat.report.page.training import bar
-from fedflat.report.words import with_spread
+from fedflat.words import with_spread
 
 GRID, BLUR, FLOOR = 240, 0.02, 1e-5  # points of a density, width of its Gaussians over the range, least value drawn
 

@@ -9,7 +9,7 @@ from typing import Any
 from fedflat.report.page.flatness import lines, pairs
 from fedflat.report.page.markup import Html, Section
 from fedflat.report.page.page import Page, beside, legend, read_analysis
-from fedflat.report.records import Record
+from fedflat.runs.records import Record
 
 STEEP = 10  # a surface is cut at so many times the median loss: what lies above is not where anybody trains
 TURN = "Drag it, or focus it and use the arrow keys, to turn it"

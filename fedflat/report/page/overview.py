@@ -9,9 +9,9 @@ from typing import Any
 from fedflat.report.comparison import Row
 from fedflat.report.page.markup import Html, Section, joined, table, tag
 from fedflat.report.page.page import Page, named
-from fedflat.report.records import TAIL, first_measured
 from fedflat.report.significance import ENOUGH
-from fedflat.report.words import MISSING, TIE, duration, number, percent
+from fedflat.runs.records import TAIL, first_measured
+from fedflat.words import MISSING, TIE, duration, number, percent
 
 OWN = ("personal_mean", "clients_mean")  # metrics of the clients on their own test data, the best model they have first
 
@@ -41,13 +41,14 @@ def _notes(page: Page) -> Html:
 def _said(page: Page) -> Iterator[Html]:
     rows = [row for row in page.comparison.rows if row["tail"] is not None]
     if rows:
-        yield _winner(page, sorted(rows, key=lambda row: -row["tail"]))
+        rows = sorted(rows, key=lambda row: row["tail"] if page.falls else -row["tail"])
+        yield _winner(page, rows)
     flat = sharpness(page)
     if len(flat) > 1:
-        yield _flattest(flat, max(rows, key=lambda row: float(row["tail"]))["runs"] if rows else "")
+        yield _flattest(flat, rows[0]["runs"] if rows else "")
     served, low = served_clients(page), {row["runs"]: row["low5"] for row in page.comparison.rows}
     if len(served) > 1:
-        yield _fairest(served, {label: low[label] for label in served})
+        yield _fairest(page, served, {label: low[label] for label in served})
     waiting = sum(row["unfinished"] for row in page.comparison.rows)
     if waiting:
         runs = "1 run is" if waiting == 1 else f"{waiting} runs are"
@@ -55,42 +56,45 @@ def _said(page: Page) -> Iterator[Html]:
 
 
 def _winner(page: Page, rows: list[Row]) -> Html:
-    what = "accuracy" if page.metric == "accuracy" else "mean accuracy of the clients’ own models"
     first, *others = rows
-    said = [_strong(first), f" reaches {percent(first['tail'])} {what}"]
+    said = [_strong(first), f" reaches {page.shown(first['tail'])} {page.what}"]
     if others:
-        said += _ahead(first, others[0])
+        said += _ahead(page, first, others[0])
     return joined([*said, "."])
 
 
-def _ahead(first: Row, second: Row) -> list[str]:
+def _ahead(page: Page, first: Row, second: Row) -> list[str]:
     """By how much the best is ahead of the next."""
-    gap = f"{100 * (first['tail'] - second['tail']):.1f}"
+    scale, unit = (100, " points") if page.form == "percent" else (1, "")
+    apart = scale * abs(first["tail"] - second["tail"])
+    gap = f"{apart:.1f}" if unit else number(apart)
     if not float(gap):
         return [", as does ", _strong(second)]
-    doubt = 100 * max(first["tail_std"] or 0.0, second["tail_std"] or 0.0)
-    return [f", {gap} points above ", _strong(second), ": less than the seeds differ" if doubt > float(gap) else ""]
+    doubt = scale * max(first["tail_std"] or 0.0, second["tail_std"] or 0.0)
+    side = "below" if page.falls else "above"
+    return [f", {gap}{unit} {side} ", _strong(second), ": less than the seeds differ" if doubt > float(gap) else ""]
 
 
 def _flattest(flat: dict[str, float], winner: str) -> Html:
-    """Who sits in the flattest minimum, and whether that is who won."""
+    """Who has the smallest λ max, and whether that is who won; no claim that one is the reason for the other."""
     ordered = sorted(flat, key=lambda label: flat[label])
     flattest, sharpest = ordered[0], ordered[-1]
     also = " also" if flattest == winner else ""
     return joined(
         [
             tag("strong", flattest),
-            f"{also} found the flattest minimum: λ max {number(flat[flattest])} against {number(flat[sharpest])} of ",
+            f"{also} has the smallest λ max: {number(flat[flattest])} against {number(flat[sharpest])} of ",
             tag("strong", sharpest),
-            ".",
+            ". Compare it at similar training losses only, and see the findings on what flatness tells here.",
         ]
     )
 
 
-def _fairest(served: dict[str, float], low: dict[str, float]) -> Html:
+def _fairest(page: Page, served: dict[str, float], low: dict[str, float]) -> Html:
     """With whom the clients fare best on average, and with whom those who fare worst do."""
-    best = max(served, key=lambda label: served[label])
-    kindest = max(low, key=lambda label: (low[label], label == best))
+    sign = -1 if page.falls else 1
+    best = max(served, key=lambda label: sign * served[label])
+    kindest = max(low, key=lambda label: (sign * low[label], label == best))
     worst = "and so do the worst-off 5 % of them" if best == kindest else "the worst-off 5 % of them with "
     names = [tag("strong", best), "" if best == kindest else tag("strong", kindest)]
     return joined(
@@ -98,9 +102,9 @@ def _fairest(served: dict[str, float], low: dict[str, float]) -> Html:
             *(
                 "On their own test data the clients fare best with ",
                 names[0],
-                f" ({percent(served[best])} on average), ",
+                f" ({page.shown(served[best])} on average), ",
             ),
-            *(worst, names[1], f" ({percent(low[kindest])})."),
+            *(worst, names[1], f" ({page.shown(low[kindest])})."),
         ]
     )
 
@@ -137,8 +141,7 @@ def _headline(page: Page) -> Html:
         [named(group), *(_marked(text(row), rank(row), list(map(rank, rows))) for _, text, rank in columns)]
         for group, row in zip(page.groups, rows, strict=True)
     ]
-    what = "accuracy" if page.metric == "accuracy" else "accuracy of own models"
-    return table(["method", *(head for head, *_ in columns)], body, f"Headline figures: {what}")
+    return table(["method", *(head for head, *_ in columns)], body, f"Headline figures: {page.what}")
 
 
 def _marked(text: str, value: float | None, column: list[float | None]) -> str:
@@ -151,12 +154,13 @@ def _columns(page: Page) -> list[Column]:
     """(head, text, what ranks it) of the columns that have something to show."""
     rows, flat, served = page.comparison.rows, sharpness(page), served_clients(page)
     columns: list[Column] = [("seeds", lambda row: str(len(set(row["seeds"]))), lambda row: None)]
-    columns += [_share(name, name) for name in ("tail", "last", "best")]
+    columns += [_share(page, name, name) for name in ("tail", "last", "best")]
+    columns += [_further(page, name) for name in further_metrics(page)]
     if served:
         columns.append(
-            ("mean of clients", lambda row: percent(served.get(row["runs"])), lambda row: served.get(row["runs"]))
+            ("mean of clients", lambda row: page.shown(served.get(row["runs"])), lambda row: served.get(row["runs"]))
         )
-        columns.append(_share("lowest 5 % of clients", "low5"))
+        columns.append(_share(page, "worst 5 % of clients", "low5"))
     if flat:
         columns.append(("λ max", lambda row: number(flat.get(row["runs"])), lambda row: _less(flat.get(row["runs"]))))
     if any(row["p"] is not None for row in rows):
@@ -168,12 +172,35 @@ def _less(value: float | None) -> float | None:
     return None if value is None else -value
 
 
-def _share(head: str, name: str) -> Column:
+def _share(page: Page, head: str, name: str) -> Column:
     def text(row: Row) -> str:
         deviation = row[f"{name}_std"]
-        return percent(row[name]) + (f"{TIE}±{TIE}{100 * deviation:.1f}" if deviation is not None else "")
+        spread = "" if deviation is None else f"{100 * deviation:.1f}" if page.form == "percent" else number(deviation)
+        return page.shown(row[name]) + (f"{TIE}±{TIE}{spread}" if spread else "")
 
     def rank(row: Row) -> Any:
-        return row[name]
+        return _less(row[name]) if page.falls else row[name]
 
     return head, text, rank
+
+
+def further_metrics(page: Page) -> list[str]:
+    """The other metrics of the task, and the leading one on further test sets, as far as any run has them."""
+    task, lead = page.records[0].task, page.records[0].lead
+    names = [name for name in task.get("metrics", {}) if name not in (lead, "loss", "iou")]
+    names += [f"{test}_{lead}" for test in task.get("tests", ())]
+    return [name for name in names if any(record.points(name) for record in page.records)]
+
+
+def _further(page: Page, name: str) -> Column:
+    """The last value of a metric besides the leading one, mean over the seeds."""
+    lasts = {group.label: [v for r in group.records if (v := r.last(name)) is not None] for group in page.groups}
+    means = {label: fmean(values) for label, values in lasts.items() if values}
+    first = page.records[0]
+    write = percent if first.is_share(name) else number
+    sign = -1 if first.falls(name) else 1
+
+    def rank(row: Row) -> float | None:
+        return sign * means[row["runs"]] if row["runs"] in means else None
+
+    return name.replace("_", " "), lambda row: write(means.get(row["runs"])), rank

@@ -13,8 +13,9 @@ from fedflat.errors import CheckpointError
 from fedflat.report.compare import compare
 from fedflat.report.comparison import Comparison
 from fedflat.report.page.markup import Html, tag
-from fedflat.report.page.series import Group, Series
-from fedflat.report.records import Record, first_measured, grouped
+from fedflat.report.page.run_groups import Group, Series
+from fedflat.runs.records import Record, first_measured, grouped, lead_of
+from fedflat.words import number, percent
 
 T = TypeVar("T")
 Axis = dict[str, Any]
@@ -35,8 +36,28 @@ class Page:
 
     @cached_property
     def metric(self) -> str:
-        """What runs are judged by: the common model's accuracy, or the clients' own where there is none."""
-        return first_measured(self.records, "accuracy", "personal_mean")
+        """What runs are judged by: the leading metric of the common model, or the clients' own where there is none."""
+        return first_measured(self.records, lead_of(self.records), "personal_mean")
+
+    @property
+    def falls(self) -> bool:
+        """Whether less of that metric is better."""
+        return self.records[0].falls(self.metric)
+
+    @property
+    def form(self) -> str:
+        """How values of that metric are written: "percent" or "number"."""
+        return "percent" if self.records[0].is_share(self.metric) else "number"
+
+    @property
+    def what(self) -> str:
+        """What that metric is called in a sentence."""
+        lead = lead_of(self.records)
+        return lead if self.metric == lead else f"mean {lead} of the clients’ own models"
+
+    def shown(self, value: float | None) -> str:
+        """A value of that metric as text."""
+        return percent(value) if self.form == "percent" else number(value)
 
     @cached_property
     def comparison(self) -> Comparison:

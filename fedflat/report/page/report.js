@@ -43,6 +43,7 @@ function drawAll(plots) {
     let width = 0;
     const draw = () => { host.replaceChildren(); KINDS[plot.kind](host, plot); };
     redraws.push(draw);
+    tools(host, plot, draw);
     new ResizeObserver(() => {
       if (Math.abs(host.clientWidth - width) < 2) return;
       width = host.clientWidth;
@@ -77,7 +78,7 @@ function menu() {
 }
 
 /** While runs go on: remember where the reader is and what is switched off or open, load anew, and put it back. */
-function stayAlive(seconds) {
+function stayAlive(seconds, live) {
   const state = `fedflat ${location.pathname}`, folds = [...document.querySelectorAll("details")];
   const kept = JSON.parse(remembered("sessionStorage", state) || "null");
   if (kept) {
@@ -91,20 +92,100 @@ function stayAlive(seconds) {
       page.style.scrollBehavior = "";
     }));
   }
-  document.getElementById("live").hidden = !seconds;
-  if (!seconds) return;
-  setTimeout(() => {
+  document.getElementById("live").hidden = !seconds && !live;
+  const again = () => {
     const open = folds.flatMap((fold, place) => fold.open ? [place] : []);
     remembered("sessionStorage", state, JSON.stringify({ scroll: scrollY, hidden: [...hidden], open }));
     location.reload();
-  }, 1000 * seconds);
+  };
+  if (seconds) setTimeout(again, 1000 * seconds);
+  if (live) new EventSource(`events${location.search}`).onmessage = again;
+}
+
+/** Click on a head to sort a table by its numbers or words, and again to turn the order round. */
+function sortable() {
+  for (const table of document.querySelectorAll("main table")) {
+    const body = table.tBodies[0], heads = [...(table.tHead?.rows[0]?.cells || [])];
+    if (!body || body.rows.length < 2) continue;
+    heads.forEach((head, column) => {
+      head.tabIndex = 0;
+      const sort = () => {
+        const down = head.getAttribute("aria-sort") === "ascending";
+        heads.forEach((each) => each.removeAttribute("aria-sort"));
+        head.setAttribute("aria-sort", down ? "descending" : "ascending");
+        const key = (row) => row.cells[column]?.textContent.trim() || "";
+        const order = (a, b) => {
+          const [x, y] = [parseFloat(key(a)), parseFloat(key(b))];
+          return Number.isNaN(x) || Number.isNaN(y) ? key(a).localeCompare(key(b)) : x - y;
+        };
+        const rows = [...body.rows].sort(order);
+        body.append(...(down ? rows.reverse() : rows));
+      };
+      head.addEventListener("click", sort);
+      head.addEventListener("keydown", (event) => { if (event.key === "Enter") sort(); });
+    });
+  }
+}
+
+/** The numbers of a chart of lines as comma-separated values. */
+function values(plot) {
+  const rows = plot.series.flatMap((one) => one.x.map((x, i) => [JSON.stringify(one.name), x, one.y[i], one.bare?.[i] ?? ""].join(",")));
+  return [`series,${plot.x.label || "x"},value,unsmoothed`, ...rows].join("\n");
+}
+
+/** An SVG with the styles it needs, so that it looks the same alone. */
+function alone(svg) {
+  const copy = svg.cloneNode(true), originals = [svg, ...svg.querySelectorAll("*")];
+  [copy, ...copy.querySelectorAll("*")].forEach((each, i) => {
+    const style = getComputedStyle(originals[i]);
+    for (const name of ["fill", "stroke", "stroke-width", "stroke-dasharray", "opacity", "font-family", "font-size"]) {
+      each.style.setProperty(name, style.getPropertyValue(name));
+    }
+  });
+  copy.setAttribute("xmlns", svg.namespaceURI);
+  return copy.outerHTML;
+}
+
+/** Buttons under a chart: log scale, and the chart as SVG or CSV. */
+function tools(host, plot, draw) {
+  if (plot.kind !== "lines") return;
+  const row = element2("div", "tools"), name = plot.label.replace(/\W+/g, "-").toLowerCase();
+  const save = (text, kind, suffix) => {
+    const link = document.createElement("a");
+    link.href = `data:${kind};charset=utf-8,${encodeURIComponent(text)}`;
+    link.download = `${name}.${suffix}`;
+    link.click();
+  };
+  const add = (label, action) => {
+    const button = element2("button", "tool");
+    button.type = "button";
+    button.textContent = label;
+    button.addEventListener("click", () => action(button));
+    row.append(button);
+  };
+  const positive = plot.series.every((one) => one.y.every((y) => y === null || y > 0));
+  if (positive && !plot.diagonal) add("log", (button) => {
+    plot.y.log = !plot.y.log;
+    button.setAttribute("aria-pressed", String(Boolean(plot.y.log)));
+    draw();
+  });
+  add("SVG", () => save(alone(host.querySelector("svg")), "image/svg+xml", "svg"));
+  add("CSV", () => save(values(plot), "text/csv", "csv"));
+  host.after(row);
+}
+
+function element2(name, kind) {
+  const made = document.createElement(name);
+  made.className = kind;
+  return made;
 }
 
 dress();
 document.addEventListener("DOMContentLoaded", () => {
   const data = JSON.parse(document.getElementById("data").textContent);
   themeButton();
-  stayAlive(data.reload);
+  stayAlive(data.reload, data.live);
+  sortable();
   legends();
   drawAll(data.plots);
   menu();

@@ -11,17 +11,13 @@ from fedflat.report.chart import round_step
 from fedflat.report.comparison import Row, reached
 from fedflat.report.figures import LONG
 from fedflat.report.page.markup import Html, Section, joined, table, tag
+from fedflat.report.page.overview import further_metrics
 from fedflat.report.page.page import Page, beside, named
-from fedflat.report.page.series import Group, Series, spread
-from fedflat.report.records import Record, first_measured
-from fedflat.report.words import amount, duration, percent
+from fedflat.report.page.run_groups import Group, Series, spread
+from fedflat.runs.records import Record, first_measured, lead_of
+from fedflat.words import amount, duration, percent
 
-TITLES = {
-    "accuracy": "Accuracy on the common test set",
-    "personal_mean": "Mean accuracy of the clients’ own models",
-    "loss": "Loss on the common test set",
-    "train_loss": "Training loss",
-}
+TITLES = {"loss": "Loss on the common test set", "train_loss": "Training loss"}
 Spent = Callable[[Record], list[float]]
 SHARES = (0.5, 0.8)  # of the way from the first accuracy to the best: targets that most runs reach
 
@@ -29,20 +25,36 @@ SHARES = (0.5, 0.8)  # of the way from the first accuracy to the best: targets t
 def curves(page: Page) -> Section:
     """Accuracy and loss over the rounds."""
     loss = first_measured(page.records, "loss", "train_loss")
-    plots = [_curves(page, page.metric, "percent"), _curves(page, loss, "number")]
+    names = [*dict.fromkeys([page.metric, loss if page.metric != "loss" else "train_loss"])]
+    plots = [_curves(page, name) for name in names]
     if max(record.rounds for record in page.records) >= LONG:
-        plots += [_curves(page, page.metric, "percent", late=True), _curves(page, loss, "number", late=True)]
+        plots += [_curves(page, name, late=True) for name in names]
+    plots += [_curves(page, name) for name in further_metrics(page)]
+    better = "" if page.metric == "loss" else f"{'Lower' if page.falls else 'Higher'} {page.what} and lower loss are "
     how = (
-        "Higher accuracy and lower loss are better; a line is the mean over the seeds and its band reaches from the "
+        f"{better or 'A lower loss is '}better; a line is the mean over the seeds and its band reaches from the "
         "lowest seed to the highest. Faint lines show every round where the strong one is a moving average."
     )
-    return Section("curves", "Accuracy and loss", how, [page.legend(), beside(*plots)], "Curves")
+    title = "Loss" if page.metric == "loss" else f"{_title(page, page.metric).split(' on ')[0]} and loss"
+    return Section("curves", title, how, [page.legend(), beside(*plots)], "Curves")
 
 
-def _curves(page: Page, name: str, form: str, late: bool = False) -> Html:
+def _title(page: Page, name: str) -> str:
+    if name in TITLES:
+        return TITLES[name]
+    lead = lead_of(page.records)
+    if name == "personal_mean":
+        return f"Mean {lead} of the clients’ own models"
+    test = next((test for test in page.records[0].task.get("tests", ()) if name.startswith(f"{test}_")), "")
+    metric = name.removeprefix(f"{test}_").replace("_", " ")
+    return f"{metric[:1].upper()}{metric[1:]} on the {test or 'common'} test set"
+
+
+def _curves(page: Page, name: str, late: bool = False) -> Html:
     """A metric over all rounds, or over the second half, where curves that look alike part."""
     series = [curve for group in page.groups if (curve := group.curve(name))]
-    title = TITLES[name] + (", second half of the rounds" if late else "")
+    form = "percent" if page.records[0].is_share(name) else "number"
+    title = _title(page, name) + (", second half of the rounds" if late else "")
     shown = [_second_half(one) for one in series] if late else series
     return page.lines(title, shown, {"label": "round"}, {"form": form})
 
@@ -54,17 +66,17 @@ def _second_half(series: Series) -> Series:
 
 def targets(page: Page) -> Section | None:
     """Rounds to accuracies, of the mean curve and of each seed."""
-    goals = chosen_targets(page)
+    goals = chosen_targets(page) if page.form == "percent" and not page.falls else []
     if not goals:
         return None
     heads = ["method", *(percent(goal, 0) for goal in goals)]
     found = zip(page.groups, page.compared(goals).rows, strict=True)
     rows = [[named(group), *(_reached(page, group, row, goal) for goal in goals)] for group, row in found]
     how = (
-        "The first round at which the mean curve reaches an accuracy, in brackets each seed’s; fewer rounds are less "
+        "The first round at which the mean curve reaches a value, in brackets each seed’s; fewer rounds are less "
         "communication, and a plus says that so many were not enough."
     )
-    body = [table(heads, rows, "Rounds to an accuracy", look="barred")]
+    body = [table(heads, rows, f"Rounds to a value of {page.what}", look="barred")]
     return Section("targets", "Rounds to a target", how, body, "Targets")
 
 
@@ -102,9 +114,10 @@ def costs(page: Page) -> Section:
     """What was sent and how long it took, and accuracy against both."""
     heads = ["method", "to a client a round", "from a client a round", "sent in all", "local steps", "time", "a round"]
     rows = [[named(group), *_cost(group)] for group in page.groups]
+    name = _title(page, page.metric).split(" on ")[0]
     drawn = [
-        _against(page, "Accuracy against numbers sent", "numbers sent, both ways", "amount", _sent),
-        _against(page, "Accuracy against time", "seconds of training and evaluation", "number", _seconds),
+        _against(page, f"{name} against numbers sent", "numbers sent, both ways", "amount", _sent),
+        _against(page, f"{name} against time", "seconds of training and evaluation", "number", _seconds),
     ]
     how = (
         "The further to the left a curve rises, the less it costs to get there; numbers are weights and whatever else "
@@ -137,7 +150,7 @@ def _seconds(record: Record) -> list[float]:
 
 def _against(page: Page, label: str, x: str, form: str, spent: Spent) -> Html:
     series = [one for group in page.groups if (one := _priced(page, group, spent))]
-    return page.lines(label, series, {"label": x, "form": form}, {"form": "percent"})
+    return page.lines(label, series, {"label": x, "form": form}, {"form": page.form})
 
 
 def _priced(page: Page, group: Group, spent: Spent) -> Series | None:

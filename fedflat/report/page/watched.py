@@ -8,12 +8,14 @@ from typing import Any
 
 from fedflat.report.page.markup import Html, Section
 from fedflat.report.page.page import Page, beside
-from fedflat.report.page.series import Points, spread, thinned
-from fedflat.report.records import Record
-from fedflat.rows import read_rows
+from fedflat.report.page.run_groups import Points, spread, thinned
+from fedflat.runs.records import Record
+from fedflat.runs.rows import read_rows
 
 ROUNDS = {  # of a round, in its metrics: title and logarithmic or not
     "drift_diversity": ("Diversity of the updates (1: all alike)", False),
+    "global_feature_norm": ("Length of the global model’s outputs, mean over all clients", False),
+    "global_feature_norm_std": ("… and its deviation between the clients", False),
     "consistency_centred": ("Distance of the updates from their mean, squared", True),
 }
 CLIENTS = {  # of a client, in its row

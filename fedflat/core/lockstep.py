@@ -1,0 +1,125 @@
+"""`Stack`: the rounds of several clients in lockstep, as the parts see them; and their minibatches as one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedflat.core.rows import Number
+from fedflat.core.samples import IGNORED
+from fedflat.core.stacked import StackedModel
+from fedflat.core.tensors import State, States
+from fedflat.core.views import Batch, Local
+
+
+class Stack(Local):
+    """Several clients' rounds as one `Local`: everything of a client's own has one row per client.
+
+    Weights, gradients, states and messages are `[clients, …]`; `share`, `samples` and `steps` are columns
+    `[clients, 1]`. A part whose formulas act on the last dimension works on it as it works on one client.
+    `members` are the clients one by one, for draws from their own streams; their `theta` are rows of this `theta`.
+    """
+
+    def __init__(self, model: StackedModel, members: Sequence[Local]) -> None:
+        self.__dict__.update(vars(members[0]))
+        self.model, self.theta, self.grad = model, model.theta, model.grad
+        self._members, self.count = tuple(members), len(members)
+        for member, theta in zip(members, model.theta, strict=True):
+            member.theta = theta
+        self.origin = _rows([member.origin for member in members])
+        self.samples = self._column([float(member.samples) for member in members])
+        self.steps = self.weighted_steps = self._column([0.0] * len(members))
+        self.client = torch.tensor([[member.client] for member in members])  # type: ignore[assignment]
+        self.states = stacked_states([member.states for member in members])
+        self.sent, self._scratch = {}, {}
+        common = members[0]._received
+        self._received = {part: {n: t.expand(self.count, *t.shape) for n, t in s.items()} for part, s in common.items()}
+
+    def _column(self, numbers: Sequence[float]) -> Tensor:
+        return self.theta.new_tensor(numbers).unsqueeze(1)
+
+    @property
+    def members(self) -> Sequence[Local]:
+        """The clients one by one."""
+        return self._members
+
+    @property
+    def share(self) -> Number:
+        """Relative sizes of the clients."""
+        return self._column([float(member.share) for member in self.members])
+
+    def start_branch(self, branch: str, only: Tensor | None = None) -> None:
+        """See `Local.start_branch`."""
+        super().start_branch(branch, only)
+        for member in self.members:
+            member.start_branch(branch, only)
+
+    def take_batch(self, sizes: Sequence[int]) -> None:
+        """Put the members' minibatches together. A size of 0 is that of a client that has finished."""
+        self.batch = joined([member.batch for member in self.members], self.theta)
+        finished = 0 in sizes
+        self.active = self.theta.new_tensor([[size > 0] for size in sizes], dtype=torch.bool) if finished else None
+
+    def take_rates(self, rates: Sequence[float]) -> None:
+        """See `Local.take_rates`."""
+        self.rate = rates[0] if len(set(rates)) == 1 else self._column(rates)
+
+    def count_step(self) -> None:
+        """See `Local.count_step`."""
+        if self.branch == "global":
+            taken = 1.0 if self.active is None else self.active
+            self.steps, self.weighted_steps = self.steps + taken, self.weighted_steps + taken * self.rate
+
+
+def stacked_states(states: Sequence[Mapping[str, State]]) -> States:
+    """The states of clients that keep tensors of the same names and shapes, with one row per client."""
+    first = states[0]
+    return {part: {name: torch.stack([s[part][name] for s in states]) for name in first[part]} for part in first}
+
+
+def _rows(vectors: Sequence[Tensor]) -> Tensor:
+    """The vectors as rows; if all are the same tensor, without copies."""
+    if all(vector is vectors[0] for vector in vectors):
+        return vectors[0].expand(len(vectors), -1)
+    return torch.stack(list(vectors))
+
+
+def joined(batches: Sequence[Batch], like: Tensor) -> Batch:
+    """One minibatch of several clients: the first dimension is that of the clients.
+
+    Shorter ones are filled up with zeros whose label is `IGNORED`, which the loss leaves out.
+    Weights are tensors `like` the one given.
+    """
+    size = max(len(batch.targets[0][1]) for batch in batches)
+    most = max(len(batch.targets) for batch in batches)
+    targets = [batch.targets + ((0.0, batch.targets[0][1]),) * (most - len(batch.targets)) for batch in batches]
+    return Batch(
+        filled([batch.x for batch in batches], size, 0),
+        tuple(
+            (_weights([weight for weight, _ in column], like), filled([y for _, y in column], size, IGNORED))
+            for column in zip(*targets, strict=True)
+        ),
+    )
+
+
+def _weights(weights: Sequence[Number], like: Tensor) -> Number:
+    return 1.0 if all(weight == 1.0 for weight in weights) else like.new_tensor(weights)
+
+
+def filled(tensors: Sequence[Any], size: int, value: float) -> Any:
+    """Inputs of the same structure as one, each filled up to `size` entries."""
+    first = tensors[0]
+    if isinstance(first, dict):
+        return {key: filled([x[key] for x in tensors], size, value) for key in first}
+    if isinstance(first, (list, tuple)):
+        leaves = [filled(column, size, value) for column in zip(*tensors, strict=True)]
+        return type(first)(*leaves) if hasattr(first, "_fields") else type(first)(leaves)
+    if all(len(tensor) == size for tensor in tensors):
+        return torch.stack(list(tensors))
+    whole = first.new_full((len(tensors), size, *first.shape[1:]), value)
+    for row, tensor in zip(whole, tensors, strict=True):
+        row[: len(tensor)] = tensor
+    return whole

@@ -1,0 +1,148 @@
+"""`StackedModel`: the weights of several clients, one row each, in one network that computes all of them at once."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from fedflat.core.flat import FlatModel
+from fedflat.core.inputs import map_inputs
+
+# The gradients are views of one matrix on purpose.
+warnings.filterwarnings("ignore", message="grad and param do not obey the gradient layout contract")
+
+
+class StackedModel(FlatModel):
+    """A `FlatModel` of several clients: `theta`, `grad`, `buffers` and `counters` have one row per client.
+
+    The network is that of `model`. Its forward pass is vectorised over the rows (`torch.vmap`), and `backward()` writes
+    each client's gradient directly into its row of `grad`.
+
+    Args:
+        model: The model of one client.
+        generators: Makes the clients' generators of dropout, in the order of the rows; called at the first draw.
+        count: The number of clients.
+    """
+
+    def __init__(self, model: FlatModel, generators: Callable[[], list[torch.Generator]], count: int) -> None:
+        self.__dict__.update(vars(model))
+        self.theta, self.buffers, self.counters = (
+            vector.expand(count, -1).clone() for vector in (model.theta, model.buffers, model.counters)
+        )
+        self.grad = torch.zeros_like(self.theta)
+        self._channels_last = False  # grouped convolutions gain nothing from it
+        self._dropout = RowDropout(generators)
+        self._inside: dict[str, Tensor] | None = None
+        self._tie()
+
+    def _tie(self) -> None:
+        """Make leaves whose values and gradients are views of the matrices."""
+        self._leaves: dict[str, nn.Parameter] = {}
+        for span in self.spans:
+            self._leaves[span.name] = leaf = nn.Parameter(span.of(self.theta))
+            leaf.grad = span.of(self.grad)
+        self._statistics = {span.name: span.of(self.buffers) for span in self.buffer_spans}
+        self._statistics |= {span.name: span.of(self.counters) for span in self.counter_spans}
+
+    def each(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call `function` for all clients at once; tensors in `args` have one entry per client.
+
+        Inside, every tensor looks like that of one client, and calling this model applies that client's weights.
+        """
+
+        def one(tensors: dict[str, Tensor], *args: Any) -> Any:
+            self._inside = tensors
+            return function(*args)
+
+        places = map_inputs(lambda leaf: 0 if isinstance(leaf, Tensor) else None, args)
+        try:
+            with self._dropout:
+                return torch.vmap(one, (0, *places), randomness="error")(self._leaves | self._statistics, *args)
+        finally:
+            self._inside = None
+
+    def __call__(self, x: Any) -> Any:
+        """The clients' outputs for their own inputs; inside `each`, one client's output."""
+        return super().__call__(x) if self._inside else self.each(super().__call__, x)
+
+    @property
+    def draws(self) -> bool:
+        """Whether dropout has drawn random numbers."""
+        return self._dropout.used
+
+    def _forward(self, x: Any) -> Any:
+        assert self._inside is not None
+        return functional_call(self.module, self._inside, (x,))
+
+    @contextmanager
+    def restricted(self, only: Tensor | None) -> Iterator[None]:
+        """See `FlatModel.restricted`."""
+        leaves = list(self._leaves.values())
+        touched = [] if only is None else torch.stack([span.of(only).any() for span in self.spans]).tolist()
+        if any(touched):
+            for leaf, trains in zip(leaves, touched, strict=True):
+                leaf.requires_grad_(trains)
+        try:
+            yield
+        finally:
+            for leaf in leaves:
+                leaf.requires_grad_(True)
+
+
+class RowDropout(TorchFunctionMode):
+    """While active, dropout inside `StackedModel.each` draws each client's mask from the client's own generator."""
+
+    def __init__(self, generators: Callable[[], list[torch.Generator]]) -> None:
+        super().__init__()
+        self._make, self._made = generators, list[torch.Generator]()
+
+    @property
+    def used(self) -> bool:
+        """Whether anything was drawn."""
+        return bool(self._made)
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        return self._drop(*args, **kwargs) if func is F.dropout else func(*args, **kwargs)
+
+    def _drop(self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        if not training or p == 0:
+            return input
+        self._made = self._made or self._make()
+        dropped: Tensor = MaskedRows.apply(input, self._made, p)  # type: ignore[no-untyped-call]
+        return dropped
+
+
+class MaskedRows(torch.autograd.Function):
+    """Dropout of a batch of inputs, one generator per row: the draws that `F.dropout` makes of a single one."""
+
+    @staticmethod
+    def forward(input: Tensor, generators: list[torch.Generator], p: float) -> Tensor:
+        """Never called: `each` always vectorises."""
+        raise NotImplementedError
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Nothing to keep: the rule for vmap is made of differentiable operations."""
+
+    @staticmethod
+    def vmap(
+        info: Any, places: tuple[Any, ...], input: Tensor, generators: list[torch.Generator], p: float
+    ) -> tuple[Tensor, int]:
+        """The rows, each with its own mask."""
+        rows = input.movedim(places[0], 0)
+        drawn = [
+            torch.empty_like(row, device="cpu").bernoulli_(1 - p, generator=generator)
+            for row, generator in zip(rows, generators, strict=True)
+        ]
+        return rows * torch.stack(drawn).div_(1 - p).to(rows.device), 0

@@ -1,0 +1,349 @@
+"""What the slots of a part see: one client's round (`Local`), the server (`Server`), and a client's `Update`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedflat.core import streams
+from fedflat.core.devices import CPU, hosted, moved
+from fedflat.core.flat import FlatModel
+from fedflat.core.private import Private
+from fedflat.core.rows import Number, add_, clip_, each
+from fedflat.core.samples import ClientData
+from fedflat.core.sums import Summable
+from fedflat.core.tensors import State
+from fedflat.experiment import Experiment
+
+
+class Named(Protocol):
+    """What the loops need to know of a part to keep its state and its messages; see `Part`."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def simulation_only(self) -> bool: ...
+
+    @property
+    def hides_participation(self) -> bool: ...
+
+
+class SetupView(Protocol):
+    """What `check`, `client_metrics` and `round_metrics` may read; `engine.setup.Setup` describes the fields."""
+
+    experiment: Experiment
+    model: FlatModel
+    private: Private
+    uniform: bool
+    sampled: bool
+
+    @property
+    def parts(self) -> Sequence[Named]: ...
+
+    @property
+    def evaluator(self) -> Named | None: ...
+
+    @property
+    def federation(self) -> ClientData: ...
+
+    @property
+    def criterion(self) -> Callable[[Any, Tensor], Tensor]: ...
+
+    @property
+    def clients(self) -> int: ...
+
+
+class Batch(NamedTuple):
+    """One minibatch. `targets` are pairs (weight, labels): usually one, two if samples are mixed."""
+
+    x: Any
+    targets: tuple[tuple[Number, Tensor], ...]
+
+
+class Local:
+    """One client's round, as the parts see it; or several in lockstep, with one row per client: see `Stack`.
+
+    Attributes:
+        theta, grad: The model's weights and gradient, changed in place.
+        origin: The weights received this round, from which the update and all pulls are measured; read-only, but a part
+            may put another vector in its place in `begin`.
+        round, client: The current round (from 1) and client (from 0).
+        rounds, clients: The number of rounds and of clients.
+        lr: Learning rate of the round.
+        steps: Local steps done so far.
+        rate: The factor of the learning rate in the current step; 1 unless a part fills `step_rate`.
+        weighted_steps: Σ_k η_k / η_l, the steps done so far weighted by their `rate`. Divide by `weighted_steps * lr`
+            where a formula has K_i η_l.
+        samples: n_i, the client's number of samples.
+        uniform: Whether means over clients are unweighted.
+        weight_decay: L2 penalty of the optimiser.
+        sent_decay: Additional L2 penalty for the weights that are sent. A part adds to it in `begin`.
+        proximal: Sum of the strengths μ of all terms μ (w_k − w) in the corrections. A part that pulls towards the
+            received weights adds its μ in `begin`; normalised averaging (`fednova`) uses it to count steps.
+        velocity: The momentum buffer; None stands for zero.
+        full_gradient: Computes the gradient of the data loss at given weights, over all samples.
+        full_loss: Computes the data loss at given weights, over all samples, in evaluation mode.
+        loss_of: Computes the data loss of the current minibatch, given the model's output.
+        label_counts: Counts the client's training samples of every class, given the number of classes.
+        features, data_loss: Results of the current forward pass, for loss terms. Features need a part that enters
+            `model.capture_features` around the pass.
+        batch: The current minibatch.
+        branch: Name of the trajectory being trained; "global" is the one whose result is sent.
+        only: Mask of the coordinates that the current `fit` trains; None: all.
+        active: Mask of the rows of the clients that have not finished; None: all.
+        sent: {part: {name: tensor}} to send to the server with the update.
+    """
+
+    def __init__(
+        self,
+        model: FlatModel,
+        origin: Tensor,
+        *,
+        experiment: Experiment,
+        round: int,
+        client: int,
+        clients: int,
+        samples: int,
+        share: Callable[[], float],
+        lr: float,
+        uniform: bool,
+        states: dict[str, State],
+        received: Mapping[str, Mapping[str, Tensor]],
+    ) -> None:
+        self.model, self.origin = model, origin
+        self.theta, self.grad = model.theta, model.grad
+        self.experiment, self.round, self.rounds = experiment, round, experiment.rounds
+        self.client, self.clients = client, clients
+        self.samples: Number = samples
+        self.steps: Number = 0
+        self.lr, self.branch, self.uniform = lr, "global", uniform
+        self.weight_decay = experiment.weight_decay
+        self.sent_decay: Number = 0.0
+        self.proximal: Number = 0.0
+        self.velocity: Tensor | None = None
+        self.rate: Number = 1.0
+        self.weighted_steps: Number = 0.0
+        self.full_gradient: Callable[[Tensor], Tensor] = _no_loop
+        self.full_loss: Callable[[Tensor], Tensor] = _no_loop
+        self.loss_of: Callable[[Any], Tensor] = _no_loop
+        self.label_counts: Callable[[int], Tensor] = _no_loop
+        self.batch = Batch(None, ())
+        self.only: Tensor | None = None
+        self.active: Tensor | None = None
+        self.states, self.sent, self._simulated = states, dict[str, State](), set[str]()
+        self._received, self._share, self._scratch = received, share, dict[str, dict[str, Any]]()
+        self._streams: dict[str, np.random.Generator] = {}
+        self.features: Tensor | None = None
+        self.data_loss: Tensor | None = None
+
+    count = 1
+    """The number of clients."""
+
+    @property
+    def members(self) -> Sequence[Local]:
+        """The clients one by one: this one."""
+        return (self,)
+
+    @property
+    def share(self) -> Number:
+        """Relative size of this client, ω_i = N·n_i / Σ_j n_j (1 if all sizes are equal)."""
+        return self._share()
+
+    @property
+    def mean_rate(self) -> Number:
+        """The mean of `rate` over the steps done so far."""
+        return each(lambda weighted, steps: weighted / steps if steps else 1.0, self.weighted_steps, self.steps)
+
+    def state(self, part: Named) -> State:
+        """What `part` keeps for this client between rounds; empty when the client first participates."""
+        return self.states.setdefault(part.name, {})
+
+    def received(self, part: Named) -> Mapping[str, Tensor]:
+        """What `part` broadcast this round; read-only."""
+        return self._received.get(part.name, {})
+
+    def send(self, part: Named, **tensors: Tensor) -> None:
+        """Send named tensors to the server, where `server.total(part)` holds their sums over the participants."""
+        self.sent.setdefault(part.name, {}).update(tensors)
+        if part.simulation_only:
+            self._simulated.add(part.name)
+
+    @property
+    def messages(self) -> dict[str, State]:
+        """The communication in `sent`: without what only serves the simulation."""
+        return {name: state for name, state in self.sent.items() if name not in self._simulated}
+
+    def scratch(self, part: Named) -> dict[str, Any]:
+        """Storage of `part` between slots of the same round."""
+        return self._scratch.setdefault(part.name, {})
+
+    def numpy_stream(self, purpose: str) -> np.random.Generator:
+        """A NumPy generator of (seed, purpose, round, client); restarted by every `fit`, shared by its steps."""
+        if purpose not in self._streams:
+            self._streams[purpose] = streams.numpy_stream(
+                self.experiment.seed, streams.of_part(purpose), self.round, self.client
+            )
+        return self._streams[purpose]
+
+    def start_branch(self, branch: str, only: Tensor | None = None) -> None:
+        """Begin a trajectory. It repeats the same random draws, so that two branches of a round can be compared."""
+        self.branch, self.only = branch, only
+        self._streams.clear()
+
+    def descend(self, theta: Tensor, grad: Tensor, velocity: Tensor | None = None) -> None:
+        """One step of the experiment's optimiser (mask, clip, weight decay, momentum); overwrites `grad`."""
+        experiment, only = self.experiment, self.only
+        if only is not None:
+            grad.mul_(only)
+        if experiment.clip is not None:
+            clip_(grad, experiment.clip)
+        sent = theta is self.theta and self.branch == "global"
+        decay = self.weight_decay + (self.sent_decay if sent else 0.0)
+        if isinstance(decay, Tensor) or decay:
+            add_(grad, theta if only is None else theta * only, decay)
+        if velocity is not None:
+            before = velocity if self.active is None else velocity.clone()
+            velocity.mul_(experiment.momentum).add_(grad)
+            if self.active is not None:
+                torch.where(self.active, velocity, before, out=velocity)
+            grad = grad.add_(velocity, alpha=experiment.momentum) if experiment.nesterov else velocity
+        moved = grad if self.active is None else grad.masked_fill(~self.active, 0)
+        add_(theta, moved, -self.lr * self.rate)
+
+    def take_batch(self, sizes: Sequence[int]) -> None:
+        """The members' minibatches become this one's."""
+
+    def take_rates(self, rates: Sequence[float]) -> None:
+        """The factors of the members' learning rates in the current step become this one's."""
+        self.rate = rates[0]
+
+    def count_step(self) -> None:
+        """A step of the current branch is done."""
+        if self.branch == "global":
+            self.steps, self.weighted_steps = self.steps + 1, self.weighted_steps + self.rate
+
+    def fresh_velocity(self) -> Tensor | None:
+        """The momentum buffer with which a trajectory starts."""
+        return torch.zeros_like(self.theta) if self.experiment.momentum else None
+
+    @contextmanager
+    def displaced(self, by: Tensor, *, track_buffers: bool = False) -> Iterator[None]:
+        """Run the block at `theta + by`; afterwards `theta` is restored bit for bit.
+
+        Unless `track_buffers` is set, BatchNorm's running statistics are restored as well.
+        """
+        saved = self.theta.clone()
+        buffers, counters = self.model.buffers.clone(), self.model.counters.clone()
+        self.theta.add_(by)
+        try:
+            yield
+        finally:
+            self.theta.copy_(saved)
+            if not track_buffers:
+                self.model.buffers.copy_(buffers)
+                self.model.counters.copy_(counters)
+
+
+def _no_loop(*_: object) -> Tensor:
+    raise NotImplementedError("only the local loop knows the client's samples")
+
+
+class Server:
+    """The server between two rounds, as the parts see it.
+
+    Attributes:
+        theta: The server's weights. They are sent next, unless a part fills `outgoing` or `generate`.
+        origin: The weights that were sent this round.
+        before: The server's weights before this round's step; `origin`, unless a part fills `outgoing`.
+        delta: The combined update.
+        round: The round being run (from 1).
+        rounds, clients: The number of rounds and of clients.
+        asked, participants: How many clients were asked to train this round, and how many returned a usable update.
+        sampled: Whether `Experiment.participation` draws the participants; otherwise their distribution is unknown.
+        lr: The clients' learning rate of the round.
+        server_lr: The server's learning rate.
+        steps: Mean number of local steps of this round's participants.
+        weighted_steps: The same, with every step weighted by its share of `lr`; see `Local.weighted_steps`.
+        samples: Number of samples of this round's participants.
+        uniform: Whether means over clients are unweighted.
+        trusted: The update of the server's own clean samples, if a part asks for it (`trusted_samples`).
+        model: Describes the coordinates of `theta`; do not use the weights in it.
+    """
+
+    def __init__(self, model: FlatModel, experiment: Experiment, clients: int) -> None:
+        self.model = model
+        self.theta, self.buffers, self.counters = model.theta.clone(), model.buffers.clone(), model.counters.clone()
+        self.origin, self.before, self.delta = self.theta, self.theta, torch.zeros_like(self.theta)
+        self.round, self.rounds, self.clients, self.participants = 0, experiment.rounds, clients, 0
+        self.experiment, self.lr, self.server_lr = experiment, experiment.lr, experiment.server_lr
+        self.uniform, self.sampled = False, True
+        self.asked, self.samples, self.steps, self.weighted_steps = 0, 0, 0.0, 0.0
+        self.trusted = torch.zeros_like(self.theta)
+        self.states: dict[str, State] = {}
+        self.totals: dict[str, State] = {}
+
+    @property
+    def mean_rate(self) -> float:
+        """The mean of `Local.rate` over the steps of this round's participants."""
+        return self.weighted_steps / self.steps if self.steps else 1.0
+
+    def state(self, part: Named) -> State:
+        """What `part` keeps on the server between rounds."""
+        return self.states.setdefault(part.name, {})
+
+    def total(self, part: Named) -> Mapping[str, Tensor]:
+        """Sums over this round's participants of what `part` sent."""
+        return self.totals.get(part.name, {})
+
+
+@dataclass
+class Update:
+    """What one client returns. The defaults are those of a client that was only evaluated.
+
+    Attributes:
+        weight: The client's weight in the combined update.
+        weighted_steps: See `Local`.
+        delta: The update; empty if it is only summed, see `terms`.
+        sent: {part: {name: tensor}} sent with the update.
+        states: What the client keeps from now on.
+        failure: Why the update cannot be used; None if it can.
+        metrics: Named numbers for the client's row in the records.
+        norm: Euclidean norm of `delta`.
+        floats: How many numbers are sent.
+        terms: What the update adds to the sums of the round. A worker may add several clients' terms; the first
+            of these clients then has the sum, and the others have None.
+    """
+
+    client: int
+    samples: int
+    seconds: float
+    weight: float = 0.0
+    steps: int = 0
+    weighted_steps: float = 0.0
+    loss: float = math.nan
+    delta: Tensor = field(default_factory=lambda: torch.empty(0))
+    buffers: Tensor = field(default_factory=lambda: torch.empty(0))
+    counters: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    sent: dict[str, State] = field(default_factory=dict)
+    states: Mapping[str, State] = field(default_factory=dict)
+    failure: str | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    norm: float = 0.0
+    floats: int = 0
+    terms: Summable | None = None
+
+    def hosted(self) -> Update:
+        """The update, before it has terms, in the host's memory; itself if it is there."""
+        if self.delta.device == self.buffers.device == CPU:
+            return self
+        delta, buffers, counters = (hosted(vector) for vector in (self.delta, self.buffers, self.counters))
+        sent, states = moved(self.sent, CPU), moved(self.states, CPU)
+        return replace(self, delta=delta, buffers=buffers, counters=counters, sent=sent, states=states)

@@ -1,0 +1,74 @@
+"""The interface of a back end, and clients' states on another machine."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Protocol
+
+from fedflat.core.scores import Score
+from fedflat.core.tensors import State, States
+from fedflat.core.views import Update
+from fedflat.engine.setup import Broadcast, Chunk, Job
+
+
+def blocks(jobs: Iterable[Job], size: int) -> Iterator[list[Job]]:
+    """Consecutive jobs, `size` at a time.
+
+    >>> [len(block) for block in blocks([Job(i) for i in range(5)], 2)]
+    [2, 2, 1]
+    """
+    jobs = iter(jobs)
+    while block := list(islice(jobs, size)):
+        yield block
+
+
+class Backend(Protocol):
+    """Runs clients. Results come in the order of the jobs, on any number of workers."""
+
+    def run(self, broadcast: Broadcast, jobs: Iterable[Job]) -> Iterator[Update]:
+        """Do the jobs. The `states` of an update are valid only until the next update is taken.
+
+        A back end may add the `terms` of consecutive clients; see `Update`.
+        """
+
+    def evaluate(self, broadcast: Broadcast, chunks: Sequence[Chunk]) -> list[Score]:
+        """Score the broadcast weights on each chunk."""
+
+    def close(self) -> None:
+        """Release what the back end holds."""
+
+
+class RemoteStates(Mapping[str, State]):
+    """A client's states on another machine, where they may be lost. Reading them fetches them.
+
+    Attributes:
+        size: Their size in bytes.
+    """
+
+    size = 0
+
+    @abstractmethod
+    def fetch(self) -> States:
+        """A copy on this machine."""
+
+    @abstractmethod
+    def secure(self, read: Callable[[], States]) -> None:
+        """Note that they are now on this machine's disk as well, where `read` finds them."""
+
+    def __getitem__(self, part: str) -> State:
+        return self.fetch()[part]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.fetch())
+
+    def __len__(self) -> int:
+        return len(self.fetch())
+
+    def __bool__(self) -> bool:
+        return True  # empty states are not kept
+
+    def items(self) -> ItemsView[str, State]:
+        """All states, fetched once."""
+        return self.fetch().items()

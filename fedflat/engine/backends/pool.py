@@ -1,0 +1,178 @@
+"""Worker processes on this machine, one compute thread each.
+
+The workers are forked once and inherit model, method and data. Weights, updates and client states go through shared
+memory, and only a few small numbers through pipes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache, partial
+from itertools import chain, islice
+from typing import Any
+
+from torch import Tensor
+
+from fedflat.core.forked import ForkedWorker, can_fork, wait_for
+from fedflat.core.scheduler import AHEAD, Call, Scheduler
+from fedflat.core.scores import Score
+from fedflat.core.shared_memory import Contents, SharedTensors
+from fedflat.core.sums import Summable, Terms, TreeSum
+from fedflat.core.tensors import copied, flatten, nest
+from fedflat.core.views import Update
+from fedflat.engine.backends.base import blocks
+from fedflat.engine.evaluation import score_chunk
+from fedflat.engine.jobs import named, run_jobs
+from fedflat.engine.placement import placed, processes
+from fedflat.engine.setup import Broadcast, Chunk, Job, Setup
+from fedflat.errors import InputError, RunError
+
+OWN = ""  # beside the names of parts: the weights that only this client receives
+SHARES = 4  # blocks per worker, at least: with fewer, one worker may end a round alone
+VECTORS = ("delta", "buffers", "counters")
+PLAIN = (
+    *("client", "samples", "weight", "steps", "weighted_steps", "loss", "seconds", "failure"),
+    *("metrics", "norm", "floats"),
+)
+
+
+class Slot:
+    """Shared memory for one running job: the client's states and its update."""
+
+    def __init__(self) -> None:
+        self.states, self.update = SharedTensors(), SharedTensors()
+
+
+class Pool:
+    """Persistent forked workers. The result does not depend on how many there are, or on how many die."""
+
+    def __init__(self, setup: Setup) -> None:
+        if not can_fork():
+            raise InputError("the pool needs to fork processes, which this system cannot: use backend='serial'")
+        count = processes(setup)
+        shared, slots = SharedTensors(), [Slot() for _ in range(AHEAD * count + 1)]
+        self._setup, self._count, self._broadcast, self._slots = setup, count, shared, slots
+
+        def start(place: int) -> ForkedWorker:
+            here = cache(partial(placed, setup, setup.devices[place % len(setup.devices)]))  # made in the worker
+            return ForkedWorker(lambda request: _answer(here(), shared, slots, request))
+
+        self._scheduler = Scheduler(count, start, wait_for, limit=len(self._slots))
+
+    def run(self, broadcast: Broadcast, jobs: Iterable[Job]) -> Iterator[Update]:
+        """See `Backend.run`."""
+        sent, free = self._write(broadcast), deque(range(len(self._slots)))
+
+        def calls() -> Iterator[Call]:
+            for block in self._blocks(jobs):
+                slot = free.popleft()
+                states = self._slots[slot].states.write(_packed_jobs(block))
+                what = f"{named(block)} in round {broadcast.round}"
+                plain = [(job.client, job.weight) for job in block]
+                yield Call(what, ("run", sent, slot, block[0].kind, plain, states))
+
+        for call in self._run(calls()):
+            slot, plain, contents, has_terms = call.reply
+            yield from _unpacked(plain, self._slots[slot].update.read(contents), has_terms)
+            free.append(slot)
+
+    def _blocks(self, jobs: Iterable[Job]) -> Iterator[list[Job]]:
+        """The jobs that travel together: a stack of clients, or so many small ones that every worker gets its share."""
+        size, jobs = self._setup.block, iter(jobs)
+        if self._setup.stack > 1 or size == 1:
+            return blocks(jobs, size)
+        ahead, share = list(islice(jobs, SHARES * self._count * size)), 1
+        while 2 * share * SHARES * self._count <= len(ahead):
+            share *= 2
+        return blocks(chain(ahead, jobs), min(share, size))
+
+    def evaluate(self, broadcast: Broadcast, chunks: Sequence[Chunk]) -> list[Score]:
+        """See `Backend.evaluate`."""
+        sent = self._write(broadcast)
+        return [call.reply for call in self._run(Call(str(chunk), ("score", sent, chunk)) for chunk in chunks)]
+
+    def _write(self, broadcast: Broadcast) -> tuple[int, float, Contents]:
+        tensors = {"theta": broadcast.theta, "buffers": broadcast.buffers, "counters": broadcast.counters}
+        contents = self._broadcast.write(tensors | flatten({"received": broadcast.received}))
+        return broadcast.round, broadcast.lr, contents
+
+    def _run(self, calls: Iterator[Call]) -> Iterator[Call]:
+        if self._scheduler.busy:
+            raise RunError("the pool is still busy with an earlier call, whose results were not all taken")
+        return self._scheduler.run(calls)
+
+    def close(self) -> None:
+        """End the workers; busy ones are killed."""
+        self._scheduler.close()
+        for memory in (self._broadcast, *(m for slot in self._slots for m in (slot.states, slot.update))):
+            memory.close()
+        self._slots = []
+
+
+# ---- inside a worker ----
+
+
+def _answer(setup: Setup, shared: SharedTensors, slots: list[Slot], request: Any) -> Any:
+    """Do what one request asks for."""
+    kind, (round, lr, contents), *rest = request
+    tensors = shared.read(contents)
+    sent = {name: tensors.pop(name) for name in ("theta", "buffers", "counters")}
+    broadcast = Broadcast(round, lr, **sent, received=nest(tensors, 3).get("received", {}))
+    if kind == "score":
+        setup.load(broadcast)
+        return score_chunk(setup, rest[0])
+    slot, job_kind, plain, states = rest
+    jobs = _unpacked_jobs(job_kind, plain, slots[slot].states.read(states))
+    updates = run_jobs(setup, broadcast, jobs)
+    total = TreeSum[Summable]()
+    for update in updates:
+        total.add(update.terms)
+    has_terms = bool(total)
+    contents = slots[slot].update.write(_packed(updates, total.result().here() if has_terms else Terms()))
+    return slot, [tuple(getattr(update, name) for name in PLAIN) for update in updates], contents, has_terms
+
+
+# ---- what is in shared memory: tensors by joined names, those of a client after its position in the block ----
+
+
+def _packed_jobs(block: list[Job]) -> dict[str, Tensor]:
+    """The tensors of jobs."""
+    own = {i: {} if job.theta is None else {OWN: {"theta": job.theta}} for i, job in enumerate(block)}
+    return flatten({str(i): {**own[i], **job.states} for i, job in enumerate(block) if own[i] or job.states})
+
+
+def _unpacked_jobs(kind: str, plain: list[tuple[int, float]], tensors: dict[str, Tensor]) -> list[Job]:
+    """The inverse of `_packed_jobs`, with copies of the states."""
+    nested = nest(tensors, 3)
+    jobs = []
+    for i, (client, weight) in enumerate(plain):
+        states = nested.get(str(i), {})
+        theta = states.pop(OWN, {}).get("theta")
+        jobs.append(Job(client, kind, weight, copied(states), theta))
+    return jobs
+
+
+def _packed(updates: list[Update], terms: Terms) -> dict[str, Tensor]:
+    """The tensors of updates, and the sum of their terms."""
+    flat = flatten({"terms": terms})
+    for i, update in enumerate(updates):
+        own = {name: getattr(update, name) for name in VECTORS}
+        flat |= {f"{i}/{name}": tensor for name, tensor in own.items() if tensor.numel()}
+        if update.sent or update.states:
+            flat |= flatten({str(i): {"sent": update.sent, "states": update.states}})
+    return flat
+
+
+def _unpacked(plain: list[tuple[Any, ...]], tensors: dict[str, Tensor], has_terms: bool) -> Iterator[Update]:
+    """The inverse of `_packed`, with copies of all but the states, which the store copies itself."""
+    nested: dict[str, Any] = nest(tensors, 2)
+    total = Terms({name: tensor.clone() for name, tensor in nested.get("terms", {}).items()}) if has_terms else None
+    for i, values in enumerate(plain):
+        own = nested.get(str(i), {})
+        vectors = {name: own.pop(name).clone() for name in VECTORS if name in own}
+        states = nest(own, 3)
+        update = Update(**dict(zip(PLAIN, values, strict=True)), **vectors)
+        update.sent, update.states, update.terms = copied(states.get("sent", {})), states.get("states", {}), total
+        yield update
+        total = None

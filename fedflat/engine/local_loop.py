@@ -1,0 +1,309 @@
+"""The local loop: the only place where a client trains, whatever the method."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from itertools import zip_longest
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedflat.core import streams
+from fedflat.core.lockstep import Stack, stacked_states
+from fedflat.core.part import Part
+from fedflat.core.private import Private
+from fedflat.core.rows import Number
+from fedflat.core.samples import IGNORED, Samples
+from fedflat.core.stacked import StackedModel
+from fedflat.core.views import Batch, Local
+from fedflat.data.samples import labels_of
+from fedflat.engine.minibatches import Pair, minibatches, planned_steps
+from fedflat.engine.setup import Broadcast, Criterion, Job, Setup
+
+
+def local_view(setup: Setup, broadcast: Broadcast, job: Job, origin: Tensor, samples: int) -> Local:
+    """The client's round as the parts see it, before the first step."""
+    return Local(
+        setup.model,
+        origin,
+        experiment=setup.experiment,
+        round=broadcast.round,
+        client=job.client,
+        clients=setup.clients,
+        samples=samples,
+        share=lambda: setup.share(job.client),
+        lr=broadcast.lr,
+        uniform=setup.uniform,
+        states=dict(job.states),
+        received=broadcast.received,
+    )
+
+
+def stack_view(
+    setup: Setup, broadcast: Broadcast, jobs: Sequence[Job], samples: Sequence[Samples], purpose: str
+) -> Stack:
+    """The rounds of several clients that are `alike`, before the first step; `purpose` names the streams of dropout."""
+    setup.load(broadcast)
+    seed, private = setup.experiment.seed, setup.private
+
+    def generators() -> list[torch.Generator]:
+        return [streams.global_generator(seed, purpose, broadcast.round, job.client) for job in jobs]
+
+    model = StackedModel(setup.model, generators, len(jobs))
+    if jobs[0].theta is not None:
+        model.theta.copy_(torch.stack([job.theta for job in jobs if job.theta is not None]))
+    if private:
+        private.load(model, stacked_states([job.states for job in jobs]).get(Private.KEY, {}))
+    own = bool(private) or jobs[0].theta is not None
+    origins = model.theta.clone() if own else [broadcast.theta] * len(jobs)
+    views = zip(jobs, origins, samples, strict=True)
+    return Stack(model, [local_view(setup, broadcast, job, origin, len(data)) for job, origin, data in views])
+
+
+def alike(setup: Setup, jobs: Sequence[Job]) -> list[list[Job]]:
+    """Jobs of clients that can be stacked: they keep states of the same names and shapes.
+
+    Where shorter minibatches cannot be filled up, they have the same number of samples as well.
+    """
+    groups: dict[object, list[Job]] = {}
+    for job in jobs:
+        kept = [(part, name, tuple(t.shape)) for part, state in job.states.items() for name, t in state.items()]
+        size = 0 if setup.pads else setup.federation.size(job.client)
+        groups.setdefault((size, job.theta is None, *sorted(kept)), []).append(job)
+    return list(groups.values())
+
+
+class LocalLoop:
+    """Minibatch steps in this order: batch, loss, gradient, corrections, clipping, SGD, constraints.
+
+    Args:
+        setup: The setup of the run.
+        local: One client's round, or a `Stack` of several.
+        samples: The data of each client.
+    """
+
+    def __init__(self, setup: Setup, local: Local, samples: Sequence[Samples]) -> None:
+        self.setup, self.local, self.samples = setup, local, samples
+        self._fill = setup.method.filling
+        self._gradient = setup.method.owner("gradient").gradient
+        self._step_loss: Tensor | None = None
+        self._losses: list[tuple[Tensor, Number, Sequence[int], bool]] = []  # see `_record`
+        self._fits = 0
+        local.full_gradient, local.full_loss = self.full_gradient, self.full_loss
+        local.label_counts = self.label_counts
+        local.loss_of = lambda output: data_loss(setup.criterion, output, local.batch)
+
+    def outcomes(self) -> list[tuple[float, str | None]]:
+        """For every client, the mean data loss over the samples seen, and why it diverged; None if it did not.
+
+        A loss counts at the weights of the first forward pass of its step. The losses stay on the device until now:
+        this is the only place that waits for them.
+        """
+        if not self._losses:
+            return [(math.nan, None)] * len(self.samples)
+        table: list[list[float]] = torch.stack([loss.reshape(-1) for loss, *_ in self._losses]).tolist()
+        return [self._outcome(i, [row[i] for row in table]) for i in range(len(self.samples))]
+
+    def _outcome(self, i: int, losses: list[float]) -> tuple[float, str | None]:
+        total, seen = 0.0, 0
+        for loss, (_, steps, sizes, counts) in zip(losses, self._losses, strict=True):
+            if sizes[i] and not math.isfinite(loss):
+                step = int(steps.reshape(-1)[i] if isinstance(steps, Tensor) else steps)
+                return math.nan, f"its loss is {loss} at step {step}"
+            if sizes[i] and counts:
+                total, seen = total + loss * sizes[i], seen + sizes[i]
+        return total / seen if seen else math.nan, None
+
+    def fit(
+        self,
+        epochs: int | None = None,
+        only: Tensor | None = None,
+        branch: str = "global",
+        steps: int | None = None,
+    ) -> None:
+        """Train from the current weights.
+
+        Every call sees the same minibatches, so that two branches of a round can be compared.
+
+        Args:
+            epochs, steps: Replace those of the experiment.
+            only: Mask of the coordinates to train; None: all.
+            branch: Name of the trajectory, for parts that treat several trajectories differently.
+        """
+        local = self.local
+        local.start_branch(branch, only)
+        handed_over, self._fits = local.velocity, self._fits + (branch == "global")
+        if branch != "global" or self._fits > 1 or handed_over is None:  # a part may set the momentum of the first fit
+            local.velocity = local.fresh_velocity()
+        planned = [planned_steps(self.setup.experiment, len(samples), epochs, steps) for samples in self.samples]
+        rated = self._fill("step_rate")
+        with local.model.restricted(only):
+            for k, pairs in enumerate(self._minibatches(planned)):
+                if rated:
+                    local.take_rates(
+                        [_rate(rated, m, k, count) for m, count in zip(local.members, planned, strict=True)]
+                    )
+                self._step(pairs)
+        local.only, local.active, local.rate = None, None, 1.0
+        if branch != "global":
+            local.velocity = handed_over
+
+    def _minibatches(self, planned: Sequence[int]) -> Iterator[Sequence[Pair | None]]:
+        """The next minibatch of every client; None for clients that have finished."""
+        clients = zip(self.local.members, self.samples, planned, strict=True)
+        preprocess = self.setup.federation.preprocess
+        return zip_longest(*(minibatches(member, own, steps, preprocess) for member, own, steps in clients))
+
+    def _step(self, pairs: Sequence[Pair | None]) -> None:
+        local = self.local
+        for member, pair in zip(local.members, pairs, strict=True):
+            if pair is not None:  # otherwise it keeps its last one, whose gradient is not followed
+                member.batch = Batch(pair[0], ((1.0, pair[1]),))
+                for part in self._fill("batch"):
+                    member.batch = part.batch(member, member.batch)
+        sizes = [0 if pair is None else len(pair[1]) for pair in pairs]
+        local.take_batch(sizes)
+        self._step_loss = None
+        self._gradient(local, self.backward)
+        self._record(sizes)
+        self._correct_gradient()
+        local.descend(local.theta, local.grad, local.velocity)
+        self._constrain_weights()
+        local.count_step()
+
+    def _here(self, slot: str) -> Iterator[Part]:
+        return (part for part in self._fill(slot) if self.local.branch == "global" or part.everywhere)
+
+    def _correct_gradient(self) -> None:
+        """Correct the gradient of the shared weights; private weights follow their own gradient."""
+        private, grad = self.setup.private, self.local.grad
+        own = grad[..., private.theta] if private else None
+        for part in self._here("correct_gradient"):
+            part.correct_gradient(self.local)
+        if own is not None:
+            grad[..., private.theta] = own
+
+    def _constrain_weights(self) -> None:
+        """Constrain the shared weights that are trained; the others must not change, not even by rounding."""
+        parts, theta, only = list(self._here("constrain_weights")), self.local.theta, self.local.only
+        if not parts:
+            return
+        private = self.setup.private
+        free = private.shared if private else None
+        for mask in (only, self.local.active):
+            if mask is not None:
+                free = mask.bool() if free is None else free & mask.bool()
+        before = None if free is None else theta.clone()
+        for part in parts:
+            part.constrain_weights(self.local)
+        if free is not None and before is not None:
+            torch.where(free, theta, before, out=theta)
+
+    def backward(self, of: Callable[[Any], Tensor] | None = None) -> Tensor:
+        """Loss of the current batch at the current weights; its gradient goes into `local.grad`.
+
+        Args:
+            of: A function of the model's output to differentiate instead of the loss and its terms.
+        """
+        local = self.local
+        local.grad.zero_()
+        loss, of_data = local.model.each(self._loss, local.batch, of)
+        if self._step_loss is None:
+            self._step_loss = of_data.detach()
+        loss.backward(torch.ones_like(loss))  # of a stack, the gradient of each client's loss goes into its row
+        if local.only is not None:
+            local.grad.mul_(local.only)
+        return loss.detach()  # type: ignore[no-any-return]
+
+    def _loss(self, batch: Batch, of: Callable[[Any], Tensor] | None) -> tuple[Tensor, Tensor]:
+        """One client's loss of a minibatch with all terms, or another function `of` the output; and the data loss."""
+        local, whole = self.local, self.local.batch
+        local.batch = batch
+        with self._around_forward():
+            output = local.model(batch.x)
+        local.features = local.model.take_features()
+        of_data = local.data_loss = data_loss(self.setup.criterion, output, batch)
+        loss = self._with_terms(of_data, output) if of is None else of(output)
+        local.batch = whole
+        return loss, of_data
+
+    def _with_terms(self, loss: Tensor, output: Any) -> Tensor:
+        """The loss with the terms of the parts; those that need passes of their own are differentiated here."""
+        for part in self._fill("loss"):
+            term = part.loss(self.local, output)
+            loss = loss if term is None else loss + term
+        for part in self._fill("further_losses"):
+            for term in part.further_losses(self.local, output):
+                term.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    def full_gradient(self, at: Tensor) -> Tensor:
+        """Gradient of the mean data loss over all of the client's samples at the weights `at`, without augmentation."""
+        rows = at.reshape(len(self.samples), -1)
+        each = [self._full_gradient(row, samples) for row, samples in zip(rows, self.samples, strict=True)]
+        return torch.stack(each).view_as(at)
+
+    def _full_gradient(self, at: Tensor, samples: Samples) -> Tensor:
+        setup, model, count = self.setup, self.setup.model, len(samples)
+        total = torch.zeros_like(at)
+        with model.loaded(at):
+            for chunk in torch.split(torch.arange(count), setup.experiment.batch_size or count):
+                x, y = samples.batch(chunk)
+                model.grad.zero_()
+                output = model(setup.federation.preprocess(x, None, at.dtype))
+                setup.criterion(output, y).backward()  # type: ignore[no-untyped-call]
+                total.add_(model.grad, alpha=len(chunk) / count)
+        return total
+
+    def full_loss(self, at: Tensor) -> Tensor:
+        """Mean data loss over all of the client's samples at the weights `at`, in evaluation mode, not augmented."""
+        rows = at.reshape(len(self.samples), -1)
+        each = [self._full_loss(row, samples) for row, samples in zip(rows, self.samples, strict=True)]
+        return each[0] if at.dim() == 1 else torch.stack(each).unsqueeze(1)
+
+    @torch.no_grad()
+    def _full_loss(self, at: Tensor, samples: Samples) -> Tensor:
+        model, setup, count = self.setup.model, self.setup, len(samples)
+        total = at.new_zeros((), dtype=torch.float64)
+        model.module.eval()
+        with model.loaded(at):
+            for chunk in torch.split(torch.arange(count), setup.experiment.batch_size or count):
+                x, y = samples.batch(chunk)
+                output = model(setup.federation.preprocess(x, None, model.theta.dtype))
+                total.add_(setup.criterion(output, y), alpha=len(chunk) / count)
+        model.module.train()
+        return total
+
+    def label_counts(self, classes: int) -> Tensor:
+        """How many of the client's training targets belong to each class; ignored ones do not count."""
+        labels = [labels_of(samples).reshape(-1) for samples in self.samples]
+        counts = [torch.bincount(own[own != IGNORED], minlength=classes) for own in labels]
+        return torch.stack(counts) if len(counts) > 1 else counts[0]
+
+    def _record(self, sizes: Sequence[int]) -> None:
+        """Keep the losses of a step with its number, the sizes of the minibatches, and whether the mean counts them."""
+        if self._step_loss is not None:
+            self._losses.append((self._step_loss, self.local.steps, sizes, self.local.branch == "global"))
+
+    def _around_forward(self) -> AbstractContextManager[Any]:
+        parts = self._fill("around_forward")
+        if not parts:
+            return nullcontext()
+        stack = ExitStack()
+        for part in parts:
+            stack.enter_context(part.around_forward(self.local))
+        return stack
+
+
+def _rate(parts: Sequence[Part], local: Local, step: int, planned: int) -> float:
+    return math.prod(part.step_rate(local, step, planned) for part in parts)
+
+
+def data_loss(criterion: Criterion, output: Any, batch: Batch) -> Tensor:
+    """Mean loss of a batch; if samples are mixed, the weighted sum over their labels."""
+    if len(batch.targets) == 1:
+        return criterion(output, batch.targets[0][1])
+    return torch.stack([weight * criterion(output, y) for weight, y in batch.targets]).sum()

@@ -1,0 +1,70 @@
+"""What a run measures: the task's metrics that fit, those that the user wants, and which of them leads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedflat.core.samples import Samples
+from fedflat.engine.setup import Setup
+from fedflat.errors import InputError
+from fedflat.tasks import Metric, metrics_of
+from fedflat.tasks.metrics import Wanted
+
+
+@torch.no_grad()
+def tried(setup: Setup, samples: Samples, count: int = 1) -> tuple[Any, Tensor]:
+    """The model's output for the first samples, and their targets."""
+    x, y = samples.batch(torch.arange(min(count, len(samples))))
+    setup.model.module.eval()
+    return setup.model(setup.federation.preprocess(x, None, setup.model.theta.dtype)), y
+
+
+def choose_metrics(setup: Setup, wanted: Wanted = (), samples: Samples | None = None) -> None:
+    """Decide what is measured: the task's metrics that the model's output fits, and those that the user wants.
+
+    Args:
+        setup: Its metrics are set.
+        wanted: What the user wants.
+        samples: What to try the model on; None: the data of client 0.
+
+    Raises:
+        InputError: A metric that the user wants cannot be computed.
+    """
+    own, task = metrics_of(wanted), metrics_of(setup.federation.task.metrics)
+    try:
+        output, y = tried(setup, samples or setup.federation.samples(0))
+    except Exception:  # a user's own model and loss may need more than one sample
+        setup.metrics = [*own]
+    else:
+        found = {metric.name: metric for metric in task if _fits(metric, output, y)}
+        for metric in own:
+            try:
+                metric.count(output, y)
+            except Exception as error:
+                raise InputError(f"metric {metric.name!r} cannot be computed: {error}") from error
+            found[metric.name] = metric
+        setup.metrics = list(found.values())
+        setup.sum_shapes = {metric.key: tuple(metric.count(output, y).shape) for metric in setup.metrics}
+    setup.lead = next((metric.name for metric in setup.metrics), "loss")
+
+
+def _fits(metric: Metric, output: Any, y: Tensor) -> bool:
+    try:
+        metric.count(output, y)
+    except Exception:
+        return False
+    return True
+
+
+def describe_task(setup: Setup) -> dict[str, Any]:
+    """What readers of the records must know: the task, its leading metric, and how to show each metric."""
+    shown = {metric.name: {"falls": metric.falls, "share": metric.share} for metric in setup.metrics}
+    return {
+        "name": setup.federation.task.name,
+        "lead": setup.lead,
+        "metrics": shown | {"loss": {"falls": True, "share": False}},
+        "tests": list(setup.federation.tests),
+    }

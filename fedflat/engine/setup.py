@@ -1,0 +1,206 @@
+"""What every worker holds for a whole run (`Setup`), and what it is given for one client (`Broadcast` and `Job`)."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedflat.core.devices import CPU, kind_of, moved, on
+from fedflat.core.flat import FlatModel
+from fedflat.core.method import Method
+from fedflat.core.part import Part
+from fedflat.core.private import Private
+from fedflat.core.tensors import State
+from fedflat.core.views import Server
+from fedflat.data.federation import Federation
+from fedflat.data.on_device import OnDevice
+from fedflat.experiment import Experiment
+from fedflat.tasks import Metric
+
+LOOK = 16  # clients whose sizes are asked for
+SMALL, MOST = 1 << 18, 4  # weights times samples of the clients that travel together, and at most 2^MOST of them
+Split = Literal["test", "client_test", "train"]
+Criterion = Callable[[Any, Tensor], Tensor]
+
+
+@dataclass
+class Broadcast:
+    """What every participant of a round receives. `received` is {part: {name: tensor}}, sent with the weights."""
+
+    round: int
+    lr: float
+    theta: Tensor
+    buffers: Tensor
+    counters: Tensor
+    received: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
+
+    def on(self, device: torch.device) -> Broadcast:
+        """The same on a device."""
+        theta, buffers, counters = (on(tensor, device) for tensor in (self.theta, self.buffers, self.counters))
+        return Broadcast(self.round, self.lr, theta, buffers, counters, moved(self.received, device))
+
+
+@dataclass
+class Job:
+    """One client's work in a round.
+
+    Attributes:
+        kind: What the client does: a name in `engine.jobs.JOBS`.
+        weight: The client's weight in the combined update.
+        states: What the client has kept so far.
+        theta: Weights for this client only, instead of the broadcast ones.
+    """
+
+    client: int
+    kind: str = "train"
+    weight: float = 0.0
+    states: Mapping[str, State] = field(default_factory=dict)
+    theta: Tensor | None = None
+
+    def on(self, device: torch.device) -> Job:
+        """The same on a device."""
+        theta = None if self.theta is None else on(self.theta, device)
+        return replace(self, states=moved(self.states, device), theta=theta)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A piece of evaluation: samples start…stop of a split (of one client, or of one of the federation's test sets).
+
+    Attributes:
+        test: The name of the test set; empty for the common one.
+    """
+
+    split: Split
+    client: int
+    start: int
+    stop: int
+    test: str = ""
+
+
+@dataclass
+class Setup:
+    """Experiment, method, model and data of a run, checked against each other.
+
+    Attributes:
+        criterion: The loss: a function of (output, y), a mean over the batch.
+        metrics: What is measured besides the loss.
+        sum_shapes: The shapes of the metrics' sums, by `Metric.key`.
+        lead: The metric that decides which round is the best: the first one measured, else the loss.
+        uniform: Whether means over clients are unweighted.
+        private: The tensors of the model that stay with the clients.
+        evaluator: The part whose weights are evaluated; None: the server's own weights.
+        interference_every: Rounds between the clients' evaluations that observers need; 0: none.
+        sampled: Whether `participation` draws the participants; False if the user chooses them.
+        stack: How many clients a worker trains in lockstep; see `engine.stacking`.
+        pads: Whether minibatches of a stack may be filled up to the same size.
+        deployed: Whether clients are separate machines: a round without any update is then void, not an error.
+        devices: The devices that the experiment names. `on` gives the setup of one of them; the server's own setup,
+            and all that it sums and keeps, is on the CPU.
+    """
+
+    experiment: Experiment
+    method: Method
+    model: FlatModel
+    federation: Federation
+    criterion: Criterion
+    uniform: bool
+    private: Private
+    evaluator: Part | None = None
+    metrics: Sequence[Metric] = ()
+    lead: str = "loss"
+    sum_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    interference_every: int = 0
+    sampled: bool = True
+    stack: int = 1
+    pads: bool = False
+    deployed: bool = False
+    devices: tuple[torch.device, ...] = (CPU,)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self.model.theta.device
+
+    def on(self, device: torch.device) -> Setup:
+        """The same with model, loss and data on a device, for the process that computes there."""
+        if device == self.device:
+            return self
+        workers = self.experiment.workers or kind_of(device).workers_per_device or 1
+        model, criterion = self.model.on(device), self.criterion
+        if isinstance(criterion, nn.Module):
+            criterion = copy.deepcopy(criterion).to(device)
+        private = Private(model, self.private.names, self.private.splits)
+        federation = OnDevice(self.federation, device, self.experiment.data_share / workers)
+        return replace(self, model=model, criterion=criterion, private=private, federation=federation)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The method's parts."""
+        return self.method.parts
+
+    @property
+    def falls(self) -> bool:
+        """Whether less of the leading metric is better."""
+        return next((metric.falls for metric in self.metrics if metric.name == self.lead), self.lead == "loss")
+
+    @property
+    def clients(self) -> int:
+        """Number of clients that may train; the last ones of the federation may be only evaluated."""
+        return len(self.federation) - self.experiment.new_clients
+
+    @cached_property
+    def samples(self) -> np.int64:
+        """Number of samples of all clients that may train; summed once, as there may be millions of clients."""
+        total: np.int64 = self.federation.sizes[: self.clients].sum()
+        return total
+
+    @cached_property
+    def block(self) -> int:
+        """How many clients travel to a worker together: a stack, or several small clients.
+
+        Without stacks it is a power of two, so that a worker may add their terms along the tree of `TreeSum`.
+        """
+        if self.stack > 1:
+            return self.stack
+        e, looked_at = self.experiment, range(min(self.clients, LOOK))  # not all: there may be millions
+        mean = max(1.0, sum(map(self.federation.size, looked_at)) / len(looked_at))
+        seen = mean * e.local_epochs if e.local_steps is None else e.local_steps * min(e.batch_size or mean, mean)
+        return 1 << max(0, min(MOST, math.floor(math.log2(SMALL / max(1.0, seen * self.model.size)))))
+
+    def share(self, client: int) -> float:
+        """Relative size of a client, ω_i."""
+        return float(self.clients * self.federation.size(client) / self.samples)
+
+    def floats(self, extra: Iterable[Mapping[str, Tensor]]) -> int:
+        """How many numbers a message with weights, statistics and `extra` has, without what stays with the clients."""
+        statistics = self.model.buffers.numel() - len(self.private.buffers)
+        tensors = (self.model.theta, *(tensor for state in extra for tensor in state.values()))
+        return statistics + sum(self.private.floats(tensor) for tensor in tensors)
+
+    def load(self, broadcast: Broadcast, theta: Tensor | None = None) -> None:
+        """Copy the broadcast weights (or `theta` instead of them) and buffers into the model."""
+        self.model.theta.copy_(broadcast.theta if theta is None else theta)
+        self.model.buffers.copy_(broadcast.buffers)
+        self.model.counters.copy_(broadcast.counters)
+
+    def receive(self, broadcast: Broadcast, job: Job) -> Tensor:
+        """Load what was sent and what the client has kept; returns the weights from which it starts."""
+        self.load(broadcast, job.theta)
+        if not self.private:
+            return broadcast.theta if job.theta is None else job.theta
+        self.private.load(self.model, job.states.get(Private.KEY, {}))
+        return self.model.theta.clone()
+
+
+def fresh_server(setup: Setup) -> Server:
+    """The server before the first round."""
+    return Server(setup.model, setup.experiment, setup.clients)

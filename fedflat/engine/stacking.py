@@ -1,0 +1,182 @@
+"""How many clients a worker trains in lockstep: what `Experiment.stack` says, if method, network and data allow it."""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedflat.core import streams
+from fedflat.core.batchnorm import batchnorms
+from fedflat.core.devices import accelerated
+from fedflat.core.forked import can_fork, in_child
+from fedflat.core.inputs import map_inputs
+from fedflat.core.part import can_stack
+from fedflat.core.samples import IGNORED
+from fedflat.core.stacked import StackedModel
+from fedflat.engine.jobs import run_jobs
+from fedflat.engine.placement import fork_hindrance
+from fedflat.engine.setup import Broadcast, Job, Setup, fresh_server
+
+log = logging.getLogger(__name__)
+CHOICES = (8, 32, 128)
+"""The sizes that `auto` tries."""
+LARGE = 1 << 20  # weights: a network of this size is never faster in a stack
+GAIN = 1.1  # how much faster a stack must be in the trial
+REPEATS, SECONDS = 6, 0.5  # of a trial
+
+
+def prepare(setup: Setup, picked: int | None = None) -> None:
+    """Set `setup.stack` and `setup.pads`; a wish that cannot be met is told once.
+
+    Args:
+        setup: The setup of the run.
+        picked: What `auto` picked when the run began; None: it is measured now.
+    """
+    wanted = setup.experiment.stack
+    setup.stack, setup.pads = 1, False
+    if wanted == 1 or (wanted == "auto" and picked == 1):
+        return
+    if accelerated() and can_fork() and not fork_hindrance(setup.devices):
+        # The trials compute gradients, after which this process could fork no workers.
+        setup.stack, setup.pads = in_child(lambda: _prepared(setup, picked))
+    else:
+        setup.stack, setup.pads = _prepared(setup, picked)
+
+
+def _prepared(setup: Setup, picked: int | None) -> tuple[int, bool]:
+    """The size of a stack, and whether minibatches may be filled up."""
+    wanted = setup.experiment.stack
+    with streams.preserved():
+        why, setup.pads = _examined(setup)
+        if why is not None:
+            log.log(
+                logging.INFO if wanted == "auto" else logging.WARNING, "clients train one by one, not stacked: %s", why
+            )
+        elif wanted == "auto":
+            setup.stack = picked or _fastest(setup)
+            log.info("stack=auto: a worker trains %d clients at once", setup.stack)
+        else:
+            setup.stack = int(wanted)
+    return setup.stack, setup.pads
+
+
+def _examined(setup: Setup) -> tuple[str | None, bool]:
+    """Why clients cannot be stacked, or None; and whether minibatches may be filled up."""
+    for part in setup.method.parts:
+        if not can_stack(part):
+            return f"the part {part.name!r} works on one client at a time", False
+    for name, layer in batchnorms(setup.model.module):
+        return f"{name} ({type(layer).__name__}) keeps statistics of its batches", False
+    if setup.experiment.precision != "float32":
+        return f"precision={setup.experiment.precision!r}", False
+    samples, before = setup.federation.samples(0), _global_states()
+    positions = torch.arange(2) % len(samples)
+    x, y = samples.batch(positions)
+    x = setup.federation.preprocess(x, None, setup.model.theta.dtype)
+    if _global_states() != before:
+        return "reading the data draws random numbers, which a stack cannot tell apart by client", False
+    return _tried(setup, x, y)
+
+
+def _global_states() -> tuple[bytes, bytes, int]:
+    return (
+        torch.get_rng_state().numpy().tobytes(),
+        np.asarray(np.random.get_state()[1]).tobytes(),  # type: ignore[index]
+        hash(random.getstate()),
+    )
+
+
+def _tried(setup: Setup, x: object, y: Tensor) -> tuple[str | None, bool]:
+    """Train two clients on the same minibatch, alone and stacked; see `_examined`."""
+    model, criterion = setup.model, setup.criterion
+    model.module.train()
+    stacked = StackedModel(model, lambda: [torch.Generator().manual_seed(0) for _ in range(2)], 2)
+    entered: list[str] = []
+    torch.default_generator.manual_seed(0)
+    alone = criterion(model(x), y)
+    states = _global_states()
+    try:
+        with _noting(setup, entered):
+            twice = map_inputs(lambda leaf: torch.stack([leaf, leaf]) if isinstance(leaf, Tensor) else leaf, (x, y))
+            losses = stacked.each(lambda x, y: criterion(stacked(x), y), *twice)
+            losses.backward(torch.ones_like(losses))
+    except Exception as error:
+        reason = str(error).strip().split("\n")[0][:160]
+        return f"{' → '.join(entered) or 'the loss'} cannot be vectorised over clients: {reason}", False
+    finally:
+        model.grad.zero_()
+        model.take_features()
+    if _global_states() != states or not torch.allclose(losses, alone.expand(2), rtol=1e-3, atol=1e-5, equal_nan=True):
+        return f"{type(model.module).__name__} computes something else for stacked clients", False
+    quiet = not any(setup.method.filling(slot) for slot in ("around_forward", "loss"))  # they may take means
+    return None, quiet and not stacked.draws and _fills_up(setup, x, y)
+
+
+@contextmanager
+def _noting(setup: Setup, entered: list[str]) -> Iterator[None]:
+    """Keep the names of the modules whose forward pass is under way in `entered`."""
+
+    def enter(name: str) -> None:
+        entered.append(name)
+
+    with ExitStack() as hooks:
+        for name, module in setup.model.module.named_modules():
+            what = f"{name} ({type(module).__name__})" if name else type(module).__name__
+            hooks.enter_context(module.register_forward_pre_hook(lambda *_, what=what: enter(what)))
+            hooks.enter_context(module.register_forward_hook(lambda *_: entered and entered.pop() and None))
+        yield
+
+
+@torch.no_grad()
+def _fills_up(setup: Setup, x: object, y: Tensor) -> bool:
+    """Whether the network treats samples one by one, and the loss leaves out samples whose label is `IGNORED`."""
+    if y.is_floating_point():
+        return False
+    try:
+        output = setup.model(x)
+        first = setup.model(map_inputs(lambda leaf: leaf[:1] if isinstance(leaf, Tensor) else leaf, x))
+        whole = setup.criterion(output, y)
+        filled = setup.criterion(torch.cat([output, output[:1]]), torch.cat([y, torch.full_like(y[:1], IGNORED)]))
+    except (RuntimeError, IndexError, TypeError, ValueError):
+        return False
+    apart = torch.allclose(first, output[:1], rtol=1e-3, atol=1e-5)
+    return apart and bool(torch.isfinite(filled)) and torch.allclose(whole, filled, rtol=1e-5, atol=1e-7)
+
+
+def _fastest(setup: Setup) -> int:
+    """The number of clients at once that is fastest in a short trial; 1 unless a stack is clearly faster."""
+    if setup.model.size > LARGE:
+        return 1
+    clients = sorted(range(min(setup.clients, max(CHOICES))), key=setup.federation.size, reverse=True)
+    trial = replace(setup, experiment=setup.experiment.replace(local_steps=2, stack=1))
+    server = fresh_server(setup)
+    received = {part.name: part.broadcast(server) for part in setup.method.filling("broadcast")}
+    broadcast = Broadcast(1, server.lr, server.theta, server.buffers, server.counters, received)
+    best, fewest = 1, _seconds(trial, broadcast, clients[:4]) / GAIN
+    for stack in CHOICES:
+        trial.stack = stack
+        spent = _seconds(trial, broadcast, clients[:stack]) if len(clients) >= stack else math.inf
+        best, fewest = (stack, spent) if spent < fewest else (best, fewest)
+    setup.load(broadcast)
+    return best
+
+
+def _seconds(setup: Setup, broadcast: Broadcast, clients: list[int]) -> float:
+    """Seconds per client of the fastest of some repetitions, after one that is not counted."""
+    spent, start = math.inf, time.perf_counter()
+    for repeat in range(REPEATS):
+        jobs, now = [Job(client, weight=1.0) for client in clients], time.perf_counter()
+        run_jobs(setup, broadcast, jobs)
+        spent = min(spent, time.perf_counter() - now if repeat else math.inf)
+        if repeat and time.perf_counter() - start > SECONDS:
+            break
+    return spent / len(clients)

@@ -1,0 +1,51 @@
+"""FedInit (Sun, Shen and Tao, 2023)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from fedflat.core.fields import NonNegative
+from fedflat.core.part import Part
+from fedflat.core.views import Local, Server
+
+
+@dataclass(frozen=True)
+class FedInit(Part):
+    """Start away from where the client ended last time, to undo its drift.
+
+    y_last is the client's last local model; a client that takes part for the first time starts at w. Pulls of other
+    parts are towards w, and the update is y_i − w. The client keeps y_last (1); sends 1 down, 1 up.
+
+    Args:
+        beta: β, how far to start from w; 0 is FedAvg.
+        variant: "paper" for the formula. "code": a newcomer's y_last is the first model of the run, which is sent
+            along (2 down); updates and pulls are measured from w_0.
+    """
+
+    formula: ClassVar[str] = "w_0 = w + β (w − y_last)"
+    stacks: ClassVar[bool] = True
+    rank: ClassVar[int] = -10  # other parts begin where this one starts
+    beta: NonNegative = 0.1
+    variant: Literal["paper", "code"] = "paper"
+
+    def broadcast(self, server: Server) -> Mapping[str, Tensor]:
+        return {"first": server.state(self).get("first", server.origin)} if self.variant == "code" else {}
+
+    def begin(self, local: Local) -> None:
+        last = local.state(self).get("last", local.received(self).get("first"))
+        if last is None or self.beta == 0:
+            return
+        local.theta.add_(local.origin - last, alpha=self.beta)
+        if self.variant == "code":
+            local.origin = local.theta.clone()
+
+    def end(self, local: Local) -> None:
+        local.state(self)["last"] = local.theta.clone()
+
+    def end_round(self, server: Server) -> None:
+        if self.variant == "code":
+            server.state(self).setdefault("first", server.origin.clone())

@@ -1,0 +1,147 @@
+"""Run a leaderboard: search, then the seeds; whatever is finished is kept, and what fails is noted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from fedflat.core import streams
+from fedflat.data import Federation, load_federation
+from fedflat.engine.assembly import make_setup
+from fedflat.errors import FedflatError, one_line
+from fedflat.experiment import Experiment
+from fedflat.report.board.entry import Entry
+from fedflat.report.board.plan import Plan
+from fedflat.runs.records import record_of
+from fedflat.runs.series import Member, run_all, series
+from fedflat.studies.study import study
+
+Say = Callable[[str], None]
+
+
+def race(plan: Plan, methods: Sequence[str], out: Path, root: str | None, say: Say) -> list[Entry]:
+    """Search and run all methods in all settings; one entry for each."""
+    entries = [Entry(setting, method) for setting in plan.settings for method in methods]
+    search, checker = out / "search", Checker(root)
+    say("search 1 of 2: learning rates")
+    _try(entries, _rates(plan), search, checker, root)
+    say("search 2 of 2: main hyper-parameters")
+    _try(entries, _strengths(plan), search, checker, root)
+    say(f"runs on {plan.seeds} seeds")
+    alive = [entry for entry in entries if entry.chosen and _fits(plan, entry, checker)]
+    members = {id(entry): series(_finals(plan, entry), out) for entry in alive}
+    _run([member for group in members.values() for member in group], root)
+    for entry in alive:
+        _collect(entry, members[id(entry)])
+    say("curvature of the first seed")
+    for entry in entries:
+        _analyse(entry, plan, root)
+    return entries
+
+
+class Checker:
+    """Says why an experiment cannot be run, before anything is run; data that experiments share are loaded once."""
+
+    def __init__(self, root: str | None) -> None:
+        self._root, self._federations = root, dict[tuple[object, ...], Federation]()
+
+    def refusal(self, e: Experiment) -> str:
+        """The error that `fedflat.run` would raise; empty if there is none."""
+        source = (e.data, e.partition, e.clients, e.seed, self._root, e.augment, e.local_holdout)
+        if source not in self._federations:
+            self._federations[source] = load_federation(*source)
+        try:
+            with streams.isolated(e.seed, "check"):
+                make_setup(e, federation=self._federations[source])
+        except FedflatError as error:
+            return one_line(error)
+        return ""
+
+
+Choices = Callable[[Entry], list[Experiment]]
+
+
+def _rates(plan: Plan) -> Choices:
+    def choices(entry: Entry) -> list[Experiment]:
+        method = plan.start(entry.method)
+        return [plan.searched(entry.setting, method=method, lr=lr) for lr in plan.search["lr"]]
+
+    return choices
+
+
+def _strengths(plan: Plan) -> Choices:
+    def choices(entry: Entry) -> list[Experiment]:
+        best, start = entry.chosen, plan.start(entry.method)
+        return (
+            [best.replace(method=method) for method in plan.variants(entry.method) if method != start] if best else []
+        )
+
+    return choices
+
+
+def _try(entries: Iterable[Entry], choices: Choices, out: Path, checker: Checker, root: str | None) -> None:
+    """Run what an entry may choose from, and let it choose the best on the validation samples."""
+    alive = [entry for entry in entries if not entry.failure]
+    members: dict[int, list[Member]] = {}
+    for entry in alive:
+        wanted = choices(entry)
+        refusals = {e: checker.refusal(e) for e in wanted}
+        members[id(entry)] = series([e for e in wanted if not refusals[e]], out)
+        if entry.chosen is None and all(refusals.values()):
+            entry.failure = next(iter(refusals.values()))
+    _run([member for group in members.values() for member in group], root)
+    for entry in alive:
+        best = max(entry.searched.values(), default=-1.0)
+        for member in members[id(entry)]:
+            value = record_of(member.folder).tail() if member.finished else None
+            if value is not None:
+                entry.searched[f"{member.experiment.method}, lr {member.experiment.lr:g}"] = value
+                if value > best:
+                    best, entry.chosen = value, member.experiment
+        if entry.chosen is None and not entry.failure:
+            reasons = [member.failure for member in members[id(entry)] if member.failure]
+            entry.failure = f"no run of the search ended: {reasons[0]}" if reasons else "no run of the search ended"
+
+
+def _fits(plan: Plan, entry: Entry, checker: Checker) -> bool:
+    """Whether the full runs are possible; otherwise the entry says why not."""
+    entry.failure = entry.failure or checker.refusal(_finals(plan, entry)[0])
+    return not entry.failure
+
+
+def _finals(plan: Plan, entry: Entry) -> list[Experiment]:
+    assert entry.chosen is not None
+    chosen = {"method": entry.chosen.method, "lr": entry.chosen.lr}
+    return [plan.setting(entry.setting, **chosen, seed=seed) for seed in range(plan.seeds)]
+
+
+def _run(members: Sequence[Member], root: str | None) -> None:
+    once = list({member.folder: member for member in members}.values())
+    if once:
+        run_all(once, root=root)
+    failures = {member.folder: member.failure for member in once}
+    for member in members:
+        member.failure = failures[member.folder]
+
+
+def _collect(entry: Entry, members: Sequence[Member]) -> None:
+    entry.records = [record_of(member.folder) for member in members if member.finished]
+    failed = [member for member in members if member.failure]
+    if failed:
+        seeds = ", ".join(str(member.experiment.seed) for member in failed)
+        entry.failure = f"seed {seeds}: {failed[0].failure}"
+
+
+def _analyse(entry: Entry, plan: Plan, root: str | None) -> None:
+    """Curvature of the first seed's model, unless the run folder has it."""
+    folder = entry.records[0].path if entry.records else None
+    if folder is None:
+        return
+    path = folder / "analysis" / "curvature.json"
+    try:
+        if not path.exists() or json.loads(path.read_text()).get("samples") != plan.samples:
+            study([folder], ["curvature"], root=root, samples=plan.samples, workers=0)
+        entry.curvature = json.loads(path.read_text())["headline"]
+    except FedflatError as error:
+        entry.failure = entry.failure or f"no curvature: {one_line(error)}"

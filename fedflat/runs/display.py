@@ -1,0 +1,216 @@
+"""Progress of runs and downloads, as live bars in a terminal or as plain lines."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fedflat.console import console, say, shown_path
+from fedflat.runs.callbacks import Callback
+from fedflat.words import clock
+
+if TYPE_CHECKING:
+    from fedflat.runs.result import Run
+
+LINES = 10  # about the number of lines that a run writes without a terminal
+ROWS = 12  # bars that a board shows at the same time
+
+
+class Pace:
+    """Estimates the time left from the rounds that this process has run."""
+
+    def __init__(self, run: Run) -> None:
+        self._first, self._began = len(run.metrics), time.monotonic()
+        self._rounds = run.experiment.rounds
+
+    def left(self, round: int) -> str:
+        """The time left after a round, as text."""
+        return clock((time.monotonic() - self._began) / (round - self._first) * (self._rounds - round))
+
+
+def scores(metrics: Mapping[str, Any], lead: str = "accuracy") -> str:
+    """The leading metric, the loss and the mean of the personal models, if the round has measured them."""
+    names = {lead: lead, "loss": "loss", "personal_mean": "personal"}
+    return "  ".join(f"{label} {metrics[name]:.4f}" for name, label in names.items() if metrics.get(name) is not None)
+
+
+class Watcher(Callback):
+    """Base class of the displays.
+
+    Attributes:
+        seen: Whether a run has started it; a run that was already finished does not.
+    """
+
+    seen = False
+
+    def start(self, run: Run) -> None:
+        """Remember that a run has started."""
+        self.seen = True
+
+
+class Heading(Watcher):
+    """One line about the experiment, written after all checks."""
+
+    def start(self, run: Run) -> None:
+        """Write the line."""
+        super().start(run)
+        e = run.experiment
+        where = f" → {shown_path(run.out)}" if run.out else ""
+        say(f"{e.method} on {e.data}, {e.partition}, {e.clients} clients, {e.model}{where}")
+
+
+class PlainProgress(Watcher):
+    """Writes a line after the first round, about every tenth of the rounds, and after the last round."""
+
+    def __init__(self, label: str = "") -> None:
+        self._label = f"{label}: " if label else ""
+        self._tenth = -1
+
+    def start(self, run: Run) -> None:
+        """Write where a resumed run continues."""
+        super().start(run)
+        self._pace, self._scores = Pace(run), ""
+        done, rounds = len(run.metrics), run.experiment.rounds
+        if done:
+            say(f"{self._label}{'continuing after' if done < rounds else 'finished earlier,'} round {done} of {rounds}")
+
+    def round(self, run: Run, metrics: Mapping[str, Any]) -> None:
+        """Write a line if one is due."""
+        done, rounds = metrics["round"], run.experiment.rounds
+        self._scores = scores(metrics, str(run.task.get("lead", "accuracy"))) or self._scores
+        if done * LINES // rounds > self._tenth:
+            self._tenth = done * LINES // rounds
+            say(f"{self._label}round {done}/{rounds}  {self._scores}  {self._pace.left(done)} left")
+
+
+class Board:
+    """Live progress bars of several runs; plain lines if there is no terminal.
+
+        with Board() as board:
+            fedflat.run(experiment, progress=False, callbacks=[board.watch("fedavg", rounds=100)])
+
+    Args:
+        single: There is only one run, so plain lines need no label.
+    """
+
+    def __init__(self, *, single: bool = False) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+        from rich.progress import Progress as Bars
+
+        self.bars = Bars(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[status]}"),
+            console=console(stderr=True),
+        )
+        self.live, self._single = self.bars.console.is_terminal, single
+
+    def __enter__(self) -> Board:
+        if self.live:
+            self.bars.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.live:
+            self.bars.stop()
+
+    def watch(self, label: str, rounds: int) -> Watcher:
+        """Add a bar; returns the callback that moves it."""
+        if not self.live:
+            return PlainProgress("" if self._single else label)
+        row = _Row(self, self.bars.add_task(label, total=rounds, status="[dim]waiting"))
+        for old in self.bars.task_ids[1:-ROWS]:  # the first may be the bar of all runs together
+            self.bars.update(old, visible=False)
+        return row
+
+
+class _Row(Watcher):
+    """One bar of a board."""
+
+    def __init__(self, board: Board, task: Any) -> None:
+        self._board, self._task, self._scores = board, task, ""
+
+    def start(self, run: Run) -> None:
+        """Show the rounds of earlier processes."""
+        super().start(run)
+        self._pace, done = Pace(run), len(run.metrics)
+        status = "finished earlier" if done >= run.experiment.rounds else ""
+        self._board.bars.update(self._task, completed=done, status=status)
+
+    def round(self, run: Run, metrics: Mapping[str, Any]) -> None:
+        """Move the bar."""
+        done = metrics["round"]
+        self._scores = scores(metrics, str(run.task.get("lead", "accuracy"))) or self._scores
+        left = f"  [dim]{self._pace.left(done)} left" if done < run.experiment.rounds else ""
+        self._board.bars.update(self._task, completed=done, status=self._scores + left)
+
+
+class Overall(Callback):
+    """Progress of all runs together: the first bar of a board, or a line after every run except the last.
+
+    Args:
+        board: Where to show it.
+        rounds: The number of rounds of each run.
+        before: The number of other runs, which were finished earlier.
+    """
+
+    def __init__(self, board: Board, rounds: Sequence[int], before: int = 0) -> None:
+        self._board, self._runs, self._ended = board, before + len(rounds), before
+        self._done, self._total, self._began = 0, sum(rounds), time.monotonic()
+        self._bar = board.bars.add_task(f"{self._runs} runs", total=None, status="", visible=self._runs > 1)
+
+    def start(self, run: Run) -> None:
+        """Do not count the rounds of earlier processes."""
+        self._total -= len(run.metrics)
+
+    def round(self, run: Run, metrics: Mapping[str, Any]) -> None:
+        """Count a round."""
+        self._done += 1
+        status = f"[dim]{self._left()} left"
+        self._board.bars.update(self._bar, completed=self._done, total=self._total, status=status)
+
+    def end(self, run: Run) -> None:
+        """Write how many runs are done. The missing rounds of a run that ended early do not count any more."""
+        self._ended += 1
+        self._total -= run.experiment.rounds - len(run.metrics)
+        going_on = self._ended < self._runs and run.status != "interrupted"
+        if going_on and self._done and not self._board.live:
+            say(f"{self._ended} of {self._runs} runs done, about {self._left()} left")
+
+    def _left(self) -> str:
+        return clock((time.monotonic() - self._began) / self._done * (self._total - self._done))
+
+
+class Progress(Watcher):
+    """Progress of one run: round, accuracy, loss, time left."""
+
+    def start(self, run: Run) -> None:
+        """Show the bar."""
+        super().start(run)
+        self._board = Board(single=True)
+        self._row = self._board.watch(run.experiment.method, run.experiment.rounds)
+        self._board.__enter__()
+        self._row.start(run)
+
+    def round(self, run: Run, metrics: Mapping[str, Any]) -> None:
+        """Move the bar."""
+        self._row.round(run, metrics)
+
+    def end(self, run: Run) -> None:
+        """Leave the last state of the bar on the screen."""
+        self._board.__exit__()
+
+
+@contextlib.contextmanager
+def download_bar(name: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar on stderr, if that is a terminal; yields `update(bytes_done, bytes_total)` (total 0: unknown)."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(24), DownloadColumn(), TransferSpeedColumn())
+    out = console(stderr=True)
+    with Progress(*columns, TimeRemainingColumn(), console=out, transient=True, disable=not out.is_terminal) as bar:
+        task = bar.add_task(f"fetching {name}", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total or None)

@@ -1,0 +1,1 @@
+"""Named analyses of runs, as in `fedflat analyze`."""

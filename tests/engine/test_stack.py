@@ -1,0 +1,199 @@
+"""Stacked clients: the same results as client by client, up to rounding, for every part that stacks."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedflat import Experiment, Federation, Method
+from fedflat.core.part import can_stack
+from fedflat.data.samples import TensorSamples
+from fedflat.errors import ClientError, InputError
+from fedflat.runs.runner import run
+from tests.parts.conformance.harness import StopAfter, assert_same_bits, distance
+from tests.parts.conformance.parts import IMAGE_PARTS, PARTS
+
+CLOSE = 1e-9
+STACKING = [str(listed) for listed in (*PARTS, *IMAGE_PARTS) if all(map(can_stack, Method.parse(listed.text).parts))]
+
+
+def federation(sizes: tuple[int, ...] = (7, 4, 9, 5, 7, 12), shape: tuple[int, ...] = (1, 8, 8)) -> Federation:
+    source = torch.Generator().manual_seed(3)
+
+    def draw(count: int) -> tuple[Tensor, Tensor]:
+        x = torch.randn(count, *shape, generator=source, dtype=torch.float64)
+        return x, torch.randint(3, (count,), generator=source)
+
+    return Federation([draw(n) for n in sizes], draw(6), [draw(3 + n % 3) for n in sizes], classes=3)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(27, 6), nn.ReLU(), nn.Linear(6, 3)
+    )
+
+
+def trained(method: str, stack: int | str = 1, **changes: Any) -> Any:
+    own = {name: changes.pop(name) for name in ("federation", "model", "loss", "out", "callbacks") if name in changes}
+    settings: dict[str, Any] = {
+        "method": method,
+        "rounds": 3,
+        "participation": "uniform(5)",
+        "local_epochs": 2,
+        "batch_size": 4,
+        "lr": 0.1,
+        "momentum": 0.5,
+        "weight_decay": 0.01,
+        "clip": 1.0,
+        "dtype": "float64",
+        "backend": "serial",
+        "evaluate_clients": None,
+        "stack": stack,
+    }
+    own = {"federation": federation(), "model": network()} | own
+    return run(Experiment(**(settings | changes)), progress=False, **own)
+
+
+def assert_alike(one: Any, other: Any) -> None:
+    """Weights and every state are equal up to rounding."""
+    assert distance(one.server_weights, other.server_weights) <= CLOSE
+    for i in {row["client"] for row in one.clients}:
+        mine, theirs = one.client_state(i), other.client_state(i)
+        assert mine.keys() == theirs.keys()
+        for part in mine:
+            for name, tensor in mine[part].items():
+                assert tensor.shape == theirs[part][name].shape and tensor.dtype == theirs[part][name].dtype
+                assert distance(tensor, theirs[part][name]) <= CLOSE, f"client {i}: {part}'s {name}"
+    for mine, theirs in zip(one.clients, other.clients, strict=True):
+        assert (mine["client"], mine["steps"]) == (theirs["client"], theirs["steps"])
+        assert mine["loss"] == pytest.approx(theirs["loss"], abs=CLOSE)
+        assert mine["update_norm"] == pytest.approx(theirs["update_norm"], abs=CLOSE)
+
+
+@pytest.mark.parametrize("method", STACKING)
+def test_a_stack_gives_the_results_of_its_clients_one_by_one(method: str) -> None:
+    """Ragged sizes and unequal steps, partial participation, momentum, weight decay, clipping, several rounds."""
+    alone, stacked = trained(method), trained(method, stack=3)
+    assert stacked._state.setup.stack == 3
+    assert_alike(alone, stacked)
+
+
+@pytest.mark.parametrize("method", ["scaffold+sam", "fedbabu", "ditto", "apfl", "fedprox+fednova", "keep_momentum"])
+def test_one_worker_two_workers_and_a_resumed_run_give_the_same_bits(method: str, tmp_path: Path) -> None:
+    alone, stacked = trained(method), trained(method, stack=3)
+    assert_alike(alone, stacked)
+    assert_same_bits(stacked, trained(method, stack=3, backend="pool", workers=1))
+    assert_same_bits(stacked, trained(method, stack=3, backend="pool", workers=2))
+    trained(method, stack=3, out=tmp_path / "run", callbacks=[StopAfter(1)])
+    assert_same_bits(stacked, trained(method, stack=3, out=tmp_path / "run"))
+
+
+@pytest.mark.parametrize(
+    "method", ["fedavg", "ditto", "apfl", "fedper", "fedrep(head_epochs=1)", "fedbabu", "finetune"]
+)
+def test_clients_are_evaluated_together_with_the_results_of_one_by_one(method: str) -> None:
+    """The common, personal and adapted models of all clients, also of new ones, on test sets of unequal size."""
+    settings = {"evaluate_clients": 1, "new_clients": 2, "participation": "uniform(3)", "evaluate_every": 0}
+    alone, stacked = trained(method, **settings), trained(method, stack=4, **settings)
+    assert stacked._state.setup.stack == 4
+    assert {name for row in alone.evaluations for name, value in row.items() if value is not None} >= {"adapted"}
+    for mine, theirs in zip(stacked.evaluations, alone.evaluations, strict=True):
+        assert mine == pytest.approx(theirs, abs=CLOSE)
+    pooled = trained(method, stack=4, backend="pool", workers=2, **settings)
+    assert pooled.evaluations == stacked.evaluations
+
+
+def test_dropout_draws_from_each_clients_own_stream() -> None:
+    """So the masks, and the results, are those of the clients one by one, also where sizes differ."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 9), nn.Dropout(0.4), nn.ReLU(), nn.Linear(9, 3))
+    stacked = trained("sam", stack=4, model=model)
+    assert stacked._state.setup.stack == 4
+    assert_alike(trained("sam", model=model), stacked)
+
+
+def test_a_loss_that_knows_no_ignored_labels_stacks_clients_of_equal_sizes() -> None:
+    def squares(output: Tensor, y: Tensor) -> Tensor:
+        return (output - F.one_hot(y, 3)).square().mean()
+
+    assert_alike(trained("fedavg", loss=squares), trained("fedavg", stack=4, loss=squares))
+
+
+def test_a_client_that_diverges_is_left_out_and_its_neighbours_are_not() -> None:
+    clients = federation((6, 6, 6, 6))
+    clients.samples(2).x.fill_(float("inf"))  # type: ignore[attr-defined]
+    runs = [trained("fedprox", stack, federation=clients, participation="all") for stack in (1, 4)]
+    for found in runs:
+        assert [row["left_out"] for row in found.metrics] == [1, 1, 1]
+        assert {row["client"] for row in found.clients} == {0, 1, 3}
+    assert_alike(*runs)
+
+
+class Broken(nn.Module):
+    """Fails on the data of one client."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dim() and bool((x > 50).any()):
+            raise ValueError("too bright")
+        return x
+
+
+@pytest.mark.parametrize(
+    ("method", "model", "named"),
+    [
+        ("moon", None, "'moon'"),
+        (
+            "fedavg",
+            nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)),
+            "2 (BatchNorm1d)",
+        ),
+        ("fedavg", nn.Sequential(nn.Flatten(), Broken(), nn.Linear(64, 3)), "1 (Broken)"),
+    ],
+)
+def test_what_cannot_be_stacked_is_named_once_and_trains_one_by_one(
+    method: str, model: nn.Module | None, named: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = model or network()
+    with caplog.at_level(logging.WARNING):
+        fallen_back = trained(method, stack=4, model=model, drop_last=True)
+    told = [record.getMessage() for record in caplog.records if "one by one" in record.getMessage()]
+    assert len(told) == 1 and named in told[0]
+    assert_same_bits(fallen_back, trained(method, model=model, drop_last=True))
+
+
+def test_errors_name_the_client() -> None:
+    class Refusing(TensorSamples):
+        def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+            raise ValueError("torn page")
+
+    clients = federation()
+    clients._wrapped[3] = Refusing(*clients.samples(3).batch(torch.arange(5)))
+    with pytest.raises(ClientError, match=r"(?s)client 3.*torn page"):
+        trained("fedavg", stack=4, federation=clients, participation="all")
+
+
+def test_auto_measures_says_what_it_picked_and_keeps_to_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    many = federation((3,) * 40)
+    with caplog.at_level(logging.INFO):
+        trained("fedavg", "auto", federation=many, out=tmp_path / "run", callbacks=[StopAfter(1)])
+    picked = [record.getMessage() for record in caplog.records if "stack=auto" in record.getMessage()]
+    assert len(picked) == 1
+    run = trained("fedavg", "auto", federation=many, out=tmp_path / "run")
+    assert (
+        f"trains {run._state.setup.stack} clients" in picked[0] and run._state.inputs["stack"] == run._state.setup.stack
+    )
+    assert_same_bits(run, trained("fedavg", run._state.setup.stack, federation=many))
+
+
+def test_the_field_takes_a_number_or_auto() -> None:
+    assert [Experiment(stack=given).stack for given in (4, "4", "auto")] == [4, 4, "auto"]
+    for wrong in (0, None, "some", 1.5):
+        with pytest.raises(InputError, match="stack"):
+            Experiment(stack=wrong)

@@ -1,0 +1,119 @@
+"""The leaderboard: the same search for all, tests that agree with the books, failures as rows, runs that are kept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedflat.cli import main
+from fedflat.core.registry import known_parts
+from fedflat.errors import InputError
+from fedflat.report.board.plan import load_plan
+from fedflat.report.board.standings import cliques, critical_difference, studentized_range
+
+BOARD = Path(__file__).parents[2] / "benchmarks" / "leaderboard.toml"
+TINY = """
+title = "Toy <board>"
+seeds = 3
+samples = 40
+
+[experiment]
+data = "digits(share=0.5)"
+clients = 6
+participation = "uniform(3)"
+model = "logistic"
+rounds = 4
+local_epochs = 1
+backend = "serial"
+evaluate_clients = 0
+
+[settings."iid"]
+partition = "iid"
+
+[search]
+rounds = 2
+lr = [0.0, 0.1]
+
+[values]
+"fedprox.mu" = [0.0, 10.0]
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    Path("tiny.toml").write_text(TINY)
+
+
+def test_methods_are_searched_alike_ranked_and_failures_are_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["leaderboard", "tiny.toml", "--only", "fedprox,fedalign", "--add", "fedavgm(beta=0.3)", "--out", "board"]
+    assert main(words) == 1  # fedalign needs a network of stages
+    found = json.loads(Path("board/leaderboard.json").read_text())
+    rows = {row["method"]: row for row in found["rows"]}
+    assert set(rows) == {"fedavg", "fedprox", "fedalign", "fedavgm(beta=0.3)"}
+    assert rows["fedalign"]["accuracy"] is None and "fedalign" in rows["fedalign"]["failure"]
+    assert {rows[name]["lr"] for name in rows if name != "fedalign"} == {0.1}  # a rate of 0 learns nothing
+    assert rows["fedprox"]["chosen"] == "fedprox(mu=0.0)" and rows["fedprox"]["accuracy"] == rows["fedavg"]["accuracy"]
+    assert rows["fedavg"]["seeds"] == 3 and rows["fedavg"]["rounds_to"] <= 4 and rows["fedavg"]["time"] == 1
+    assert rows["fedavg"]["floats"] == 4 * 3 * 2 * 650 and rows["fedavg"]["lambda_max"] > 0
+    assert found["ranks"]["fedavg"] == found["ranks"]["fedprox"]  # ties share their mean rank
+    page = Path("board/leaderboard.html").read_text()
+    assert "Toy &lt;board&gt;" in page and "Toy <board>" not in page and page.count("<tr class") == 4
+    assert "Not ranked, as results are missing: fedalign" in Path("board/leaderboard.md").read_text()
+
+    made = {path: path.stat().st_mtime_ns for path in Path("board").rglob("checkpoint.json")}
+    assert len(made) == 3 * 2 + 1 + 3 * 3  # rates of three methods, one other mu, three seeds
+    capsys.readouterr()
+    assert main(words) == 1
+    assert made == {path: path.stat().st_mtime_ns for path in made}
+
+
+def test_the_board_of_the_source_ranks_every_method_with_a_common_model() -> None:
+    plan = load_plan(BOARD)
+    methods = plan.methods()
+    for name, part in known_parts().items():
+        assert (name in methods) != bool(plan.why_not(part)), name
+    assert methods[0] == "fedavg" and "fedlesam_d" in methods and set(plan.combinations) <= set(methods)
+    assert all(1 <= len(plan.variants(method)) <= 3 for method in methods)
+    assert len(plan.settings) == 3 and plan.seeds == 3 and plan.search_seed not in range(3)
+    for name in plan.settings:
+        assert "judge='rest'" in plan.searched(name).data and "judge" not in plan.setting(name).data
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("[search]", "[serch]", "did you mean 'search'"),
+        ("rounds = 2\nlr", "lr", "needs 'rounds'"),
+        ('"fedprox.mu"', '"fedprox.nu"', "did you mean 'mu'"),
+        ('"fedprox.mu"', '"fedpox.mu"', "did you mean 'fedprox'"),
+        ("clients = 6", "client = 6", "did you mean 'clients'"),
+        ("seeds = 3", "seeds = 0", "seeds must be 1 or more"),
+    ],
+)
+def test_a_plan_that_cannot_be_is_refused(old: str, new: str, message: str) -> None:
+    Path("bad.toml").write_text(TINY.replace(old, new, 1))
+    with pytest.raises(InputError, match=message):
+        load_plan("bad.toml")
+
+
+def test_what_cannot_be_ranked_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["leaderboard", "tiny.toml", "--only", "fedprx"]) == 2
+    assert "did you mean 'fedprox'" in capsys.readouterr().err
+    assert main(["leaderboard", "tiny.toml", "--add", "nosuch"]) == 2
+    assert main(["leaderboard", "absent.toml"]) == 2
+    assert main(["leaderboard", "tiny.toml", "--list"]) == 0
+    assert "ditto: it is judged by the clients' own models" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("count", "quantile"), [(2, 2.772), (3, 3.314), (5, 3.858), (10, 4.474)])
+def test_quantiles_of_the_range_are_those_of_the_tables(count: int, quantile: float) -> None:
+    assert studentized_range(count, 0.05) == pytest.approx(quantile, abs=2e-3)
+
+
+def test_the_critical_difference_is_that_of_demsars_example() -> None:
+    assert critical_difference(4, 14) == pytest.approx(2.569 * (4 * 5 / (6 * 14)) ** 0.5, abs=1e-3)
+    assert cliques([1.0, 1.5, 3.0, 3.2], 1.6) == [(0, 1), (1, 2), (2, 3)]

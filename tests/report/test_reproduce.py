@@ -1,0 +1,260 @@
+"""Tables of the papers: what their files hold, and that the cells of a small one run, resume and stand beside it."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedflat.cli import main
+from fedflat.core.method import Method
+from fedflat.errors import InputError
+from fedflat.experiment import Experiment
+from fedflat.parts.swa import SWA
+from fedflat.report.paper_table import load_table, table_files
+from fedflat.report.quantities import measured, shown, summary
+from fedflat.runs.records import Record
+from fedflat.runs.series import Member
+
+TINY = """
+title = "Two methods on the digits"
+source = "nowhere"
+
+[columns]
+"iid" = { BASE }
+"iid, rounds to 10 %" = { BASE, quantity = "rounds_to(target=0.1)" }
+"lr 0" = { BASE, lr = 0.0, quantity = "rounds_to(target=0.99)" }
+
+[rows]
+"FedAvg" = { method = "fedavg" }
+"FedProx" = { method = "fedprox(mu=0.5)" }
+
+[figures]
+"FedAvg" = ["77.77 ± 0.07", "12", "30+"]
+"FedProx" = ["66.66 ± 0.06", "13", ""]
+
+[scales.small]
+about = "few rounds"
+minutes = 1
+seeds = 2
+changes = { rounds = 3 }
+
+[scales.small.columns]
+"iid" = {}
+"lr 0" = {}
+"""
+BASE = (
+    'data = "digits", partition = "iid", clients = 8, participation = "uniform(2)", model = "logistic", rounds = 30, '
+    'local_epochs = 1, backend = "serial"'
+)
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    (tmp_path / "tiny.toml").write_text(TINY.replace("BASE", BASE))
+
+
+# ---- the files ----
+
+
+@pytest.mark.parametrize("name", table_files())
+def test_a_table_is_made_of_experiments_and_figures(name: str) -> None:
+    table = load_table(name)
+    for scale in ("full", *table.scales):
+        cells = table.cells(scale)
+        assert cells and all(cell.experiments or cell.missing for cell in cells)
+        assert all(re.fullmatch(r"\d+\.\d+( ± \d+\.\d+)?|-?\d+\+?|–", cell.figure) for cell in cells)
+    small = table.scales["small"]
+    assert small["minutes"] <= 180 and small["about"]
+    assert {cell.experiments[0].seed for cell in table.cells("small")} == {0}
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "column", "figure"),
+    [
+        ("000/table1", "FedDC+MAN", "CIFAR-100, δ = 0.3", "55.21 ± 0.32"),
+        ("000/table1", "FedDC", "CIFAR-100, δ = 0.3, rounds to 50 %", "294"),
+        ("000/table1", "FedSpeed+MAN", "Tiny-ImageNet, iid", "33.02 ± 0.55"),
+        ("000/table5", "FedAvg", "CIFAR-10, δ = 0.3", "80.19 ± 0.46"),
+        ("001/table2", "GradAug", "α = 0.1", "48.6 ± 0.4"),
+        ("001/table4", "MOON", "C = 64 × 0.25 (100)", "49.5 ± 0.7"),
+        ("001/table7", "FedAlign", "ImageNet-200, C = 32 × 0.125 (50)", "55.1 ± 0.5"),
+        ("002/table1", "PLGU-LF", "CIFAR-10, C = 10, lowest 5 %", "67.34"),
+        ("002/table2", "PLGU-GRep", "CIFAR-10, C = 100, mean", "76.94"),
+        ("003/table2", "FedASAM", "CIFAR-10, α = 0, 5 clients", "73.66"),
+        ("003/table2", "FedAvg + SWA", "CIFAR-100, α = 0.5, 20 clients", "42.09"),
+        ("003/table6", "AdaBest + ASAM", "CIFAR-100, α = 0, 5 clients, w/ SWA", "51.75"),
+        ("003/table13", "Adam, lr 0.1", "α = 0", "29.75"),
+        ("003/table14", "FedASAM, cyclic lr only", "CIFAR-10, α = 0, 5 clients", "75.07"),
+        ("000/table6", "FedSpeed+MAN", "CIFAR-100, δ = 0.6, trace", "3674"),
+        ("001/table1", "GradAug", "H_N", "2924"),
+        ("003/table1", "FedASAM + SWA", "α = 0, λ max", "24.57"),
+        ("003/table17", "FedASAM + Cutout + SWA", "α = 100, 20 clients", "83.11"),
+        ("004/table2", "FedDyn", "trace", "-4590"),
+        ("004/table4", "SCAFFOLD + const", "λ₁/λ₅", "1.594"),
+        ("004/table1", "FedAvg + const", "LeNet-5, cross-device, CIFAR-10 α = 0.5", "54.28"),
+        ("004/table1", "FedSAM", "ResNet-18 with BN, cross-silo, CIFAR-100 α = 0.5", "38.43"),
+    ],
+)
+def test_figures_of_the_papers(name: str, row: str, column: str, figure: str) -> None:
+    (cell,) = [cell for cell in load_table(name).cells() if (cell.row, cell.column) == (row, column)]
+    assert cell.figure == figure
+
+
+@pytest.mark.parametrize("name", [name for name in table_files() if name.startswith("003")])
+def test_swa_begins_at_a_round_that_its_cycle_divides_in_every_table(name: str) -> None:
+    table = load_table(name)
+    runs = {run for scale in ("full", *table.scales) for cell in table.cells(scale) for run in cell.experiments}
+    for run in runs:
+        for part in Method.parse(run.method).parts:
+            assert not isinstance(part, SWA) or part.first(run.rounds) % part.cycle == 0, run.method
+
+
+def test_a_scale_that_is_to_decide_states_its_claims_its_reason_and_three_seeds_beforehand() -> None:
+    deciding = [table for name in table_files() if (table := load_table(name)).scales["small"].get("claims")]
+    assert {table.id[:3] for table in deciding} == {"000", "001", "002", "003", "004"}
+    for table in deciding:
+        small, cells = table.scales["small"], table.cells("small")
+        assert small["why"] and {len(cell.experiments) for cell in cells} == {3}, table.id
+        for claim in small["claims"]:  # every claim can be tested with the runs of this scale
+            for row in (claim["row"], claim["than"]):
+                assert set(claim.get("columns", ())) <= {cell.column for cell in cells if cell.row == row}, table.id
+                assert any(cell.row == row for cell in cells), (table.id, row)
+        if "pilot" in table.scales:  # its seed is not tested
+            assert not {run.seed for cell in table.cells("pilot") for run in cell.experiments} & {0, 1, 2}
+
+
+def test_one_run_serves_all_its_figures() -> None:
+    cells = [cell for cell in load_table("002/table1").cells("small") if cell.row == "FedSAM"]
+    assert [cell.quantity for cell in cells] == [f"last(metric='clients_{name}')" for name in ("mean", "low5", "top5")]
+    assert len({experiment for cell in cells for experiment in cell.experiments}) == 1
+
+
+def test_a_table_that_does_not_add_up_is_refused() -> None:
+    Path("bad.toml").write_text(TINY.replace("BASE", BASE).replace('"13", ""', '"13"'))
+    with pytest.raises(InputError, match="row 'FedProx' needs a figure for each of 3 columns"):
+        load_table("bad.toml")
+    Path("bad.toml").write_text(TINY.replace("BASE", BASE) + '"lr 1" = {}\n')
+    with pytest.raises(InputError, match="unknown column of table bad: 'lr 1': did you mean 'lr 0'"):
+        load_table("bad.toml")
+    with pytest.raises(InputError, match="unknown scale of table tiny: 'smal': did you mean 'small'"):
+        load_table("tiny.toml").cells("smal")
+    Path("bad.toml").write_text('title = "x"\n[columns]\n[row]\n')
+    with pytest.raises(InputError, match=r"unknown entry of bad\.toml: 'row': did you mean 'rows'"):
+        load_table("bad.toml")
+    Path("bad.toml").write_text('title = "x"\n[columns]\n[rows]\n')
+    with pytest.raises(InputError, match=r"bad\.toml is not a table: it lacks source, figures"):
+        load_table("bad.toml")
+
+
+# ---- the figures ----
+
+
+def test_quantities_of_a_curve() -> None:
+    rows = [{"round": t, "accuracy": t / 10 if t % 2 == 0 else None} for t in range(1, 9)]
+    record = Record(Experiment(rounds=8), rows)
+    assert measured("last()", record) == 0.8 and measured("best()", record) == 0.8
+    assert measured("tail(rounds=4)", record) == pytest.approx(0.7)
+    assert measured("tail(rounds=2, until=4)", record) == pytest.approx(0.4)
+    assert measured("rounds_to(target=0.5)", record) == 6
+    assert shown("rounds_to(target=0.9)", **summary("rounds_to(target=0.9)", [record]), rounds=8) == "8+"
+    other = Record(record.experiment, [{"round": 1, "accuracy": 0.6}])
+    assert shown("last()", **summary("last()", [record, other]), rounds=8) == "70.00 ± 14.14"
+    assert shown("last()", **summary("last()", []), rounds=8) == "–"
+    with pytest.raises(InputError, match="unknown quantity 'lst'"):
+        measured("lst()", record)
+
+
+# ---- running ----
+
+
+def test_cells_run_and_stand_beside_the_papers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", "tiny.toml", "--scale", "small", "--out", "r"]) == 0
+    out, err = capsys.readouterr()
+    assert "scale small: few rounds; about 1 minutes on two cores" in err
+    found = json.loads(Path("r/table.json").read_text())["cells"]
+    assert [(cell["column"], cell["row"]) for cell in found] == [
+        ("iid", "FedAvg"),
+        ("iid", "FedProx"),
+        ("lr 0", "FedAvg"),
+    ]
+    first = found[0]
+    last = [json.loads((Path("r") / f / "metrics.jsonl").read_text().splitlines()[-1]) for f in first["folders"]]
+    assert first["seeds"] == [0, 1] and first["mean"] == pytest.approx(50 * sum(row["accuracy"] for row in last))
+    assert found[2]["ours"] == "3+" and found[2]["paper"] == "30+"
+    text = Path("r/table.md").read_text()
+    assert f"| iid | FedAvg | {first['ours']} | 77.77 ± 0.07 |" in text and "few rounds" in text
+    assert "77.77 ± 0.07" in out and first["ours"] in out
+    assert main(["show", *map(str, Path("r").glob("*"))]) == 0  # the table's files beside the runs are no mistake
+
+
+def test_what_is_finished_is_kept_after_an_interruption(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["reproduce", "tiny.toml", "--out", "r"]
+    process = subprocess.Popen([sys.executable, "-m", "fedflat", *argv], stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if re.search(r"fedprox.*: round 1/30", line):
+            process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
+    cells = load_table("tiny.toml").cells()
+    first, second = (_member(cells[place].experiments[0]) for place in (0, 1))
+    before = (first.folder / "checkpoint.json").stat().st_mtime_ns
+    assert first.finished and not second.finished and not Path("r/table.json").exists()
+    assert main(argv) == 0
+    err = capsys.readouterr().err
+    assert "1 of 3 runs were finished earlier" in err and "2/3 fedprox(mu=0.5)" in err and "2 of 3 runs done" in err
+    assert second.finished and (first.folder / "checkpoint.json").stat().st_mtime_ns == before
+    assert main(argv) == 0
+    assert "round" not in capsys.readouterr().err.replace("rounds", "")
+
+
+def _member(experiment: Experiment) -> Member:
+    from fedflat.runs.series import series
+
+    return series([experiment], "r")[0]
+
+
+def test_a_failed_cell_does_not_stop_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    text = TINY.replace("BASE", BASE).replace("lr = 0.0", 'lr = 1e30, clip = "none", weight_decay = 1.0')
+    Path("fails.toml").write_text(text)
+    assert main(["reproduce", "fails.toml", "--scale", "small", "--seeds", "0", "--out", "r"]) == 1
+    err = capsys.readouterr().err
+    assert "failed: r/fedavg-digits-s0-" in err.splitlines()[-1]
+    ours = [cell["ours"] for cell in json.loads(Path("r/table.json").read_text())["cells"]]
+    assert ours[-1] == "–" and "–" not in ours[:-1]
+
+
+def test_what_cannot_begin_says_why_and_runs_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", "tiny.toml", "--out", "tiny.toml"]) == 2
+    err = capsys.readouterr().err
+    assert "tiny.toml cannot hold the runs" in err and "File exists" in err and "choose another with --out" in err
+    Path("elsewhere").write_text("")
+    assert main(["reproduce", "000/table1", "--data-root", "elsewhere"]) == 2
+    err = capsys.readouterr().err
+    assert "is not under elsewhere yet: fetching it" in err and "point --data-root or $FEDFLAT_DATA to where" in err
+    assert not Path("runs").exists()
+
+
+def test_tables_and_cells_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce"]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in table_files()) and "small (about" in out
+    assert main(["reproduce", "001/table7", "--list"]) == 0
+    out = capsys.readouterr().out
+    assert "81.9 ± 0.6" in out and "no reader for ImageNet-200" in out
+    assert main(["reproduce", "003/table20"]) == 2
+    assert "unknown table '003/table20': did you mean" in capsys.readouterr().err
+
+
+def test_losses_are_stated_as_they_are_and_accuracies_in_percent() -> None:
+    record = Record(Experiment(), [{"round": 1, "accuracy": 0.5, "loss": 0.25, "clients_low5": 0.125}])
+    assert summary("last(metric='loss')", [record])["mean"] == 0.25
+    assert summary("last('clients_low5')", [record])["mean"] == 12.5
+    assert summary("last()", [record])["mean"] == 50.0
