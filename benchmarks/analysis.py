@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedflat import streams
 from fedflat.analysis import curvature
 from fedflat.analysis.hvp import Hessian
-from fedflat.analysis.protocol import Protocol, opened
-from fedflat.analysis.survey import survey
+from fedflat.analysis.landscape import score_points
+from fedflat.analysis.problem import Protocol, opened
+from fedflat.core import streams
 from fedflat.models import build_model
 
 SHAPE, CLASSES = (3, 32, 32), 10
@@ -31,11 +31,11 @@ SHAPE, CLASSES = (3, 32, 32), 10
 
 def pictures(samples: int) -> tuple[Tensor, Tensor]:
     """Noisy pictures of ten kinds, smooth enough for a convolutional network to learn them."""
-    source = streams.torch_stream(0, "benchmark")
+    source = streams.stream(0, "benchmark")
     y = torch.arange(samples) % CLASSES
-    coarse = torch.randn(CLASSES, SHAPE[0], 4, 4, generator=source)
+    coarse = source.normal((CLASSES, SHAPE[0], 4, 4))
     kinds = F.interpolate(coarse, SHAPE[1:], mode="bilinear")
-    return kinds[y] + torch.randn(samples, *SHAPE, generator=source), y
+    return kinds[y] + source.normal((samples, *SHAPE)), y
 
 
 def trained(name: str, data: tuple[Tensor, Tensor], steps: int) -> nn.Module:
@@ -71,7 +71,7 @@ def product_ratios(model: nn.Module, data: tuple[Tensor, Tensor], repeats: int) 
     found = {}
     for label, memory in (("kept", 8.0), ("not kept", 1e-3)):
         with opened(model, data, Protocol(memory=memory, batch_size=32)) as problem, Hessian(problem) as hessian:
-            vector = torch.randn(hessian.size, generator=streams.torch_stream(0, "vector"))
+            vector = streams.stream(0, "vector").normal(hessian.size)
             found[label] = ratio(lambda: hessian(vector), problem.evaluate, repeats)  # noqa: B023
     return found
 
@@ -80,11 +80,13 @@ def worker_ratios(model: nn.Module, data: tuple[Tensor, Tensor], repeats: int) -
     """One worker over two."""
     one, two = Protocol(memory=8.0), Protocol(memory=8.0, workers=2)
     with opened(model, data, one) as a, opened(model, data, two) as b, Hessian(a) as alone, Hessian(b) as both:
-        vector = torch.randn(alone.size, generator=streams.torch_stream(0, "vector"))
+        vector = streams.stream(0, "vector").normal(alone.size)
         products = ratio(lambda: alone(vector), lambda: both(vector), repeats)
         points, origin, away = [[i / 8] for i in range(8)], a.flat.theta.clone(), torch.randn_like(a.flat.theta)
         landscapes = ratio(
-            lambda: survey(a, None, points, origin, [away]), lambda: survey(b, None, points, origin, [away]), repeats
+            lambda: score_points(a, None, points, origin, [away]),
+            lambda: score_points(b, None, points, origin, [away]),
+            repeats,
         )
     return {"products": products, "landscapes": landscapes}
 

@@ -30,8 +30,8 @@ import fedflat
 WARM_UP = 2  # rounds that are left out
 NEEDS = {"pool": (), "ray": ("ray",), "flower": ("flwr", "ray")}
 DRIVER = {  # of the Ray engine: where its process spends a round
-    "fetching the sum": ["fedflat.backends.remote:Remote.fetch"],
-    "packing": ["fedflat.backends.ray:pack"],
+    "fetching the sum": ["fedflat.engine.backends.ray.remote:Remote.fetch"],
+    "packing": ["fedflat.engine.backends.ray.backend:pack"],
 }
 Spent = Callable[[], dict[str, float]]
 Engine = tuple[Callable[[fedflat.Experiment, fedflat.Callback], Any], Spent]
@@ -53,7 +53,7 @@ def own_engine(name: str, contender: Fedflat) -> Iterator[Engine]:
 @contextlib.contextmanager
 def cluster() -> Iterator[None]:
     """A cluster for all measurements of this process."""
-    from fedflat.backends.cluster import Session
+    from fedflat.engine.backends.ray.cluster import Session
 
     session = Session("local", WORKERS)
     try:

@@ -23,9 +23,9 @@ import torch
 from tables import TABLES, Cell
 
 from fedflat.analysis.density import Density
-from fedflat.analysis.study import study
 from fedflat.extras import blank_figure, save_figure
 from fedflat.report.figures import COLOURS, STYLES
+from fedflat.studies.study import study
 
 SAMPLES = {
     "const": {"curvature": 2000, "density": 1000, "landscape": 1000},

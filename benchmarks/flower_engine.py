@@ -21,16 +21,16 @@ import fedflat
 from fedflat.flower import client_app, server_app
 
 SERVER = {
-    "server's letters": [
+    "server's messages": [
         "fedflat.flower.backend:common",
         "fedflat.flower.backend:Flower._send",
         "fedflat.flower.backend:read_reply",
-        "fedflat.flower.post:Post.pull",
+        "fedflat.flower.transport:Transport.pull",
     ]
 }
 CLIENT = {
-    "making of tasks": ["fedflat.flower.client:Client._task"],
-    "clients' letters": ["fedflat.flower.letters:Errand.job", "fedflat.flower.client:reply"],
+    "making of setups": ["fedflat.flower.client_app:Client._setup"],
+    "clients' messages": ["fedflat.flower.client_app:received", "fedflat.flower.client_app:reply"],
 }
 RESOURCES = {"init_args": {"num_cpus": WORKERS}, "client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
 

@@ -22,7 +22,7 @@ import torch
 from torch.nn import functional as F
 
 import fedflat
-from fedflat.backends.pool import available_cores, keep_pages
+from fedflat.core.processes import available_cores, keep_pages
 from fedflat.data.preprocess import Preprocess
 from fedflat.data.recipes import recipe
 from fedflat.models import build_model

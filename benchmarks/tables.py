@@ -79,7 +79,7 @@ PERSONAL = Experiment(
     evaluate_clients=50,
     workers=1,
 )
-SAM, ASAM, SWA = "sam(rho=0.1)", "asam(rho=0.7, eta=0.2)", "swa(start=0.75, cycle=10)"
+SAM, ASAM, SWA = "sam(rho=0.1)", "asam(rho=0.7, eta=0.2)", "swa(start=220, cycle=10)"
 REGULARISERS = {
     "fedavg": "fedavg",
     "mixup": "fedavg+mixup(gamma=0.1)",
@@ -92,8 +92,9 @@ PERSONALISERS = {
     "fedsam": "fedavg+sam(rho=0.05)",
     "ditto": "ditto(lam=1.0)",
     "pfedme": "pfedme(lam=15, steps=5, lr=0.01, beta=1.0)",
-    "fedrep": "fedrep(head_epochs=10)",
-    "pfedhn": "pfedhn",
+    "fedrep": "fedrep(head_epochs=5, body_epochs=1)",
+    "fedrep-10+5": "fedrep(head_epochs=10, body_epochs=5)",
+    "pfedhn": "pfedhn(depth=2)",
     "plgu_lf": "plgu_lf(rho=0.05, layers=3)",
     "plgu_lf-mean": 'plgu_lf(rho=0.05, layers=3, score="mean")',
     "plgu_grep": "plgu_grep(rho=0.05)",
@@ -132,7 +133,7 @@ def _flat(seed: int) -> list[Cell]:
     cells = []
     for row, method in (("fedasam", f"fedavg+{ASAM}"), ("fedsam", f"fedavg+{SAM}"), ("fedavg", "fedavg")):
         e = FLAT.replace(method=method, seed=seed)
-        start = int(0.75 * e.rounds)
+        start = 220  # 75 % is 225, which the cycle of 10 does not divide
         cells.append(Cell("flat", row, seed, e, branch=start))
         cells.append(Cell("flat", f"{row}+swa", seed, e.replace(method=f"{method}+{SWA}"), base=row, branch=start))
     return cells
