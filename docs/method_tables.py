@@ -1,0 +1,91 @@
+"""What the pages say of all parts at once, written from the code; tests/docs checks that it is up to date.
+
+    python docs/method_tables.py        after a part was added, or fills other slots
+
+Rewrites the paragraph *Cannot be combined with* of every page of docs/methods, the table of slots with one owner in its
+README, and who fills each slot in docs/extending.md. It changes nothing else.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from pathlib import Path
+
+from fedflat.core.method import Method
+from fedflat.core.part import SINGLE_OWNER, SLOTS, Part, fills
+from fedflat.errors import InputError
+from fedflat.parts import PARTS
+from fedflat.parts.batchnorm import LocalBatchNorm, SiLoBN
+from fedflat.parts.evaluated import AllClients, Selected
+from fedflat.parts.observers import OBSERVERS
+
+DOCS = Path(__file__).parent
+ROW = r"^\| `{}` \| ([^|\n]*) \| [^|\n]* \|$"
+EVERYBODY = (*PARTS, *OBSERVERS.values(), LocalBatchNorm, SiLoBN, Selected, AllClients)
+
+
+def reason(part: type[Part], other: type[Part]) -> str | None:
+    """Why two parts cannot be combined, as the page of the first says it; None if they can."""
+    try:
+        Method([part(), other()])
+    except InputError as error:
+        why = str(error).split("cannot be combined: ")[1]
+        if "plain mean" not in why:
+            return why.replace(repr(other.name), "the other").replace(repr(part.name), "this part")
+        mine = part.needs_mean and fills(other(), "combine")
+        return f"they {'replace the plain mean that this server step needs' if mine else MEAN}"
+    return None
+
+
+MEAN = "have server steps that need the plain mean, which this part replaces"
+
+
+def cannot(part: type[Part]) -> str:
+    """The last paragraph of a part's page."""
+    found: dict[str, list[str]] = {}
+    for other in PARTS:
+        why = reason(part, other) if other is not part else None
+        if why:
+            found.setdefault(why, []).append(f"`{other.name}`")
+    if not found:
+        return "**Cannot be combined with**: nothing; it claims no slot that has a single owner."
+    told = "; ".join(f"{', '.join(names)} ({why})" for why, names in found.items())
+    return textwrap.fill(f"**Cannot be combined with** {told}.", 120, break_long_words=False, break_on_hyphens=False)
+
+
+def rewrite(path: Path, pattern: str, text: str) -> None:
+    """Put `text` where the pattern matches, once."""
+    old = path.read_text()
+    new, count = re.subn(pattern, lambda _: text, old, count=1, flags=re.DOTALL | re.MULTILINE)
+    if not count:
+        raise SystemExit(f"{path}: nothing matches {pattern!r}")
+    if new != old:
+        path.write_text(new)
+
+
+def main() -> None:
+    """Rewrite the pages."""
+    index, extending = DOCS / "methods" / "README.md", DOCS / "extending.md"
+    for part in PARTS:
+        rewrite(DOCS / "methods" / f"{part.name}.md", r"\*\*Cannot be combined with\*\*.*\Z", cannot(part) + "\n")
+    for slot, what in SINGLE_OWNER.items():
+        names = ", ".join(f"`{part.name}`" for part in PARTS if fills(part(), slot))
+        rewrite(index, ROW.format(slot), row(slot, what, names))
+    needy = ", ".join(f"`{part.name}`" for part in PARTS if part.needs_mean)
+    rewrite(index, r"the server steps of `.*? hold for", f"the server steps of {needy} hold for")
+    for slot in SLOTS:
+        said = re.search(ROW.format(slot), extending.read_text(), re.MULTILINE)
+        if said is None:
+            raise SystemExit(f"docs/extending.md does not say what `{slot}` does")
+        names = " ".join(f"`{part.name}`" for part in EVERYBODY if fills(part(), slot))
+        rewrite(extending, ROW.format(slot), row(slot, said[1], names))
+
+
+def row(*cells: str) -> str:
+    """A row of a table, the first cell as code."""
+    return f"| `{cells[0]}` | {' | '.join(cells[1:])} |"
+
+
+if __name__ == "__main__":
+    main()
