@@ -113,18 +113,18 @@ def settled(e: Experiment, federation: Federation | None = None, model: nn.Modul
     Its method has its one name. Data and a model of the user's own replace what the fields say of them: a record tells
     the federation's name and number of clients, and the class of the model.
     """
-    facts: dict[str, Any] = {"method": str(Method.parse(e.method))}
+    changes: dict[str, Any] = {"method": str(Method.parse(e.method))}
     if federation is not None:
         if e.clients not in (len(federation), Experiment.clients):
             raise InputError(
                 f"clients={e.clients}, but the federation has {len(federation)} clients: leave clients= out"
             )
-        facts |= {"data": federation.name, "partition": federation.partition, "clients": len(federation)}
+        changes |= {"data": federation.name, "partition": federation.partition, "clients": len(federation)}
     if model is not None:
-        facts["model"] = type(model).__name__
+        changes["model"] = type(model).__name__
     if e.participation == AUTO and (federation is not None or specs.parse(e.data).name not in NATURAL):
-        facts["participation"] = "bernoulli(0.1)" if federation is None or federation.divided else "all"
-    return e.replace(**facts)
+        changes["participation"] = "bernoulli(0.1)" if federation is None or federation.divided else "all"
+    return e.replace(**changes)
 
 
 def check_spelling(e: Experiment, own_data: bool = False, own_model: bool = False) -> None:
@@ -259,7 +259,7 @@ def describe_inputs(setup: Setup, own: Mapping[str, Any], participants: Any = No
     names = "".join(f"{span.name}{span.shape}" for span in setup.model.spans).encode()
     weights = setup.model.theta.numpy().tobytes()
     federation = setup.federation
-    return facts(setup) | {
+    return details(setup) | {
         "data": federation.fingerprint(),
         "model": hashlib.sha256(names + weights).hexdigest()[:16],
         "weights": None if setup.experiment.weights is None else file_hash(setup.experiment.weights),
@@ -274,7 +274,7 @@ def describe_inputs(setup: Setup, own: Mapping[str, Any], participants: Any = No
     }
 
 
-def facts(setup: Setup) -> dict[str, Any]:
+def details(setup: Setup) -> dict[str, Any]:
     """What records tell of a run beside the fields of its experiment."""
     names = setup.federation.names
     told = {"parameters": setup.model.size, "loss": _name(setup.criterion), "task": describe_task(setup)}

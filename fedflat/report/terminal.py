@@ -56,9 +56,9 @@ def result_rows(record: Record) -> list[tuple[str, str]]:
     rows[-2:-2] = [
         (label, _over_clients(record, prefix)) for label, prefix in SPREADS if record.last(f"{prefix}_mean") is not None
     ]
-    e, size = record.experiment, record.facts.get("parameters")
+    e, size = record.experiment, record.details.get("parameters")
     rows.append(("data", f"{e.data}, {e.clients} clients, {e.partition}"))
-    rows.append(("model", e.model + (f", {size} parameters, loss {record.facts['loss']}" if size else "")))
+    rows.append(("model", e.model + (f", {size} parameters, loss {record.details['loss']}" if size else "")))
     rows += [("preset", text) for text in presets([record])]
     if record.path:
         rows.append(("files", f"{shown_path(record.path)}{os.sep}"))

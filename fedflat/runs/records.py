@@ -42,7 +42,7 @@ class RunLike(Protocol):
     def stopped(self) -> str: ...
 
     @property
-    def facts(self) -> dict[str, Any]: ...
+    def details(self) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Record:
         label: A name that tells this run from others.
         evaluations: See `Run.evaluations`.
         stopped: See `Run.stopped`.
-        facts: See `Run.facts`.
+        details: See `Run.details`.
     """
 
     experiment: Experiment
@@ -65,12 +65,12 @@ class Record:
     label: str = ""
     evaluations: list[dict[str, Any]] = field(default_factory=list)
     stopped: str = ""
-    facts: dict[str, Any] = field(default_factory=dict)
+    details: dict[str, Any] = field(default_factory=dict)
 
     @property
     def task(self) -> dict[str, Any]:
         """How to read the metrics; see `Run.task`."""
-        return dict(self.facts.get("task", {}))
+        return dict(self.details.get("task", {}))
 
     @property
     def lead(self) -> str:
@@ -176,7 +176,8 @@ def record_of(run: RunLike | Record | str | Path) -> Record:
         return run
     if isinstance(run, (str, Path)):
         return _read(Path(run))
-    return Record(run.experiment, run.metrics, run.out, run.experiment.method, run.evaluations, run.stopped, run.facts)
+    e = run.experiment
+    return Record(e, run.metrics, run.out, e.method, run.evaluations, run.stopped, run.details)
 
 
 def records_of(runs: str | Path | Iterable[RunLike | Record | str | Path]) -> list[Record]:
@@ -284,18 +285,18 @@ def _read(folder: Path) -> Record:
     experiment = Experiment.from_toml(folder / "experiment.toml")
     rows = read_rows(folder / "metrics.jsonl", COUNTED), read_rows(folder / "evaluations.jsonl", JUDGED)
     record = Record(experiment, rows[0], folder, experiment.method, rows[1], _stopped(folder, len(rows[0])))
-    return replace(record, facts=_facts(record))
+    return replace(record, details=_details(record))
 
 
-def _facts(record: Record) -> dict[str, Any]:
-    facts = record.file("environment.json").get("inputs", {})
-    task = facts.get("task", {}) if isinstance(facts, dict) else None
+def _details(record: Record) -> dict[str, Any]:
+    details = record.file("environment.json").get("inputs", {})
+    task = details.get("task", {}) if isinstance(details, dict) else None
     shown = task.get("metrics", {}) if isinstance(task, dict) else None
     metrics = shown.values() if isinstance(shown, dict) else [None]
     listed = isinstance(task, dict) and isinstance(task.get("tests", []), list)
     if not listed or not all(isinstance(each, dict) and {"falls", "share"} <= each.keys() for each in metrics):
         raise CheckpointError(f"{record.path}/environment.json is damaged (its inputs are not as they were written)")
-    return dict(facts)
+    return dict(details)
 
 
 def _stopped(folder: Path, rounds: int) -> str:

@@ -12,7 +12,7 @@ from fedflat.core.fairness import Fairness
 from fedflat.core.flat import MixedOutputs
 from fedflat.core.private import Private
 from fedflat.core.tensors import States, copied
-from fedflat.engine.assembly import facts
+from fedflat.engine.assembly import details
 from fedflat.engine.evaluation import MODELS, Row, evaluated_broadcast, evaluated_weights, personal_weights
 from fedflat.engine.setup import Job
 from fedflat.errors import InputError, UnknownNameError
@@ -49,7 +49,7 @@ class Run:
     @property
     def task(self) -> dict[str, Any]:
         """How to read the metrics: the task's name, the leading metric, direction and unit of each, test sets."""
-        return dict(self.facts.get("task", {}))
+        return dict(self.details.get("task", {}))
 
     @property
     def stopped(self) -> str:
@@ -67,9 +67,9 @@ class Run:
         return self._state.last_evaluations
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def details(self) -> dict[str, Any]:
         """What the experiment's fields do not tell: the number of parameters, the loss, and in a folder more."""
-        return self._state.inputs or facts(self._state.setup)
+        return self._state.inputs or details(self._state.setup)
 
     @property
     def out(self) -> Path | None:
@@ -221,7 +221,7 @@ class Run:
         done = f"{len(self.metrics)} of {self.experiment.rounds} rounds"
         lead = str(self.task.get("lead", "accuracy"))
         last = self.metrics[-1].get(lead) if self.metrics else None
-        e, size = self.experiment, self.facts["parameters"]
+        e, size = self.experiment, self.details["parameters"]
         what = f"{e.method!r} on {e.data!r} ({e.clients} clients), {e.model} ({size} parameters)"
         return f"<Run {what}: {done}" + (f", {lead} {last:.4f}>" if last is not None else ">")
 

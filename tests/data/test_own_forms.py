@@ -95,7 +95,7 @@ def test_clients_have_names() -> None:
     named = {"Oslo": blobs(6), "Bergen": blobs(9, seed=1)}
     fed = Federation(named, client_tests={"Bergen": blobs(5)}, name="hospitals")
     assert fed.names == ["Oslo", "Bergen"] and fed.client_test(0) is None and fed.client_test(1) is not None
-    assert fedflat.run(plain(), federation=fed, model=network()).facts["names"] == ["Oslo", "Bergen"]
+    assert fedflat.run(plain(), federation=fed, model=network()).details["names"] == ["Oslo", "Bergen"]
     with pytest.raises(InputError, match=r"client_tests names 'Rome', which is no client"):
         Federation(named, client_tests={"Rome": blobs(5)})
     with pytest.raises(InputError, match=r"client Bergen has no training samples"):

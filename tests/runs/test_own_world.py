@@ -46,7 +46,7 @@ def test_records_tell_the_federation_and_the_model_that_were_run(tmp_path: Path)
             and "3 clients" in text.replace("<dt>clients</dt><dd>3", "3 clients")
         )
         assert "cifar10" not in text and "cnn64" not in text and "100 clients" not in text
-    assert "15 parameters" in repr(run) and record.facts["loss"] == "cross_entropy"
+    assert "15 parameters" in repr(run) and record.details["loss"] == "cross_entropy"
 
 
 def test_all_clients_of_a_federation_take_part_unless_told_otherwise() -> None:
@@ -90,7 +90,7 @@ def test_a_folder_gives_its_tables_without_the_model_and_asks_for_it_where_weigh
     bare = fedflat.load_run(tmp_path)
     assert bare.metrics == run.metrics and bare.clients == run.clients and bare.best == run.best
     assert all(np.array_equal(a, b) for a, b in zip(bare.curve("loss"), run.curve("loss"), strict=True))
-    assert repr(bare) == repr(run) and bare.status == "finished" and bare.facts == run.facts
+    assert repr(bare) == repr(run) and bare.status == "finished" and bare.details == run.details
     for needs_weights in (lambda: bare.model, lambda: bare.weights, lambda: bare.client_state(0)):
         with pytest.raises(CheckpointError, match=r"a model of your own \(Ratings\).*pass it: load_run"):
             needs_weights()

@@ -40,7 +40,7 @@ def flatness(page: Page) -> Section | None:
 
 
 def _extremes(page: Page) -> Html | None:
-    found = page.analyses("curvature", _facts) or page.analyses("density", _facts)
+    found = page.analyses("curvature", _measures) or page.analyses("density", _measures)
     if not found:
         return None
     known = {head for _, runs in found for run in runs for head in run}
@@ -54,12 +54,12 @@ def _extremes(page: Page) -> Html | None:
     return table(["method", *heads], rows, "Curvature at the end of training", look="barred")
 
 
-def _facts(values: dict[str, Any]) -> dict[str, float]:
+def _measures(values: dict[str, Any]) -> dict[str, float]:
     """The figures that this analysis has."""
     eigenvalues = [float(value) for value in values["eigenvalues"]]
-    facts = {"λ max": eigenvalues[0], "λ min": float(values["smallest"])}
-    facts |= {"trace": float(values["trace"])} if values["trace"] is not None else {}
-    return facts | ({"λ₁ / λ₅": eigenvalues[0] / eigenvalues[4]} if len(eigenvalues) > 4 and eigenvalues[4] else {})
+    found = {"λ max": eigenvalues[0], "λ min": float(values["smallest"])}
+    found |= {"trace": float(values["trace"])} if values["trace"] is not None else {}
+    return found | ({"λ₁ / λ₅": eigenvalues[0] / eigenvalues[4]} if len(eigenvalues) > 4 and eigenvalues[4] else {})
 
 
 def _cell(values: list[float], most: float, place: int) -> Html:

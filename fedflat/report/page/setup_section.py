@@ -44,7 +44,7 @@ def _facts(page: Page) -> Html:
 
 def _told(page: Page, name: str) -> dict[str, None]:
     """What the runs tell of themselves beside the fields of the experiment."""
-    return dict.fromkeys(str(r.facts[name]) for r in page.records if name in r.facts)
+    return dict.fromkeys(str(r.details[name]) for r in page.records if name in r.details)
 
 
 def _pair(name: str, *content: str) -> Html:
