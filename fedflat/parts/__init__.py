@@ -35,6 +35,7 @@ from fedflat.parts.man import MAN
 from fedflat.parts.mixup import Mixup
 from fedflat.parts.mofedsam import MoFedSAM
 from fedflat.parts.moon import Moon
+from fedflat.parts.named_sums import SUMS
 from fedflat.parts.personal.apfl import APFL
 from fedflat.parts.personal.ditto import Ditto
 from fedflat.parts.personal.hypernetwork import PLGUGHN, PFedHN
@@ -51,7 +52,6 @@ from fedflat.parts.scaffold import Scaffold
 from fedflat.parts.server_optimisers import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from fedflat.parts.server_rates import FedExP, QFedAvg
 from fedflat.parts.stochdepth import StochDepth
-from fedflat.parts.sums import SUMS
 from fedflat.parts.swa import SWA
 
 __all__ = ["ALIASES", "PARTS", "SUMS", "aliases", "known_parts", "parse_parts", "register"]

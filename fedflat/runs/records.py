@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from fedflat.core.curves import falls, is_share, tail_mean
 from fedflat.errors import CheckpointError, InputError, UnknownNameError
 from fedflat.experiment import IRRELEVANT, Experiment, check_names
-from fedflat.runs.rows import read_json, read_rows
+from fedflat.runs.json_files import read_json, read_rows
 
 if TYPE_CHECKING:
     import numpy as np

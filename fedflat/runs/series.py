@@ -19,8 +19,8 @@ from fedflat.experiment import Experiment, default_out
 from fedflat.runs.callbacks import Callback
 from fedflat.runs.display import Board, Overall
 from fedflat.runs.files import write_atomically
+from fedflat.runs.json_files import read_json
 from fedflat.runs.records import PLAN, Record, labels
-from fedflat.runs.rows import read_json
 from fedflat.runs.runner import run
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from fedflat.errors import CheckpointError
 from fedflat.runs.files import sync, writing
-from fedflat.runs.rows import read_rows
+from fedflat.runs.json_files import read_rows
 
 TABLES = ("metrics", "clients", "evaluations")
 Mark = dict[str, list[int]]

@@ -9,8 +9,8 @@ from typing import Any
 from fedflat.report.page.markup import Html, Section
 from fedflat.report.page.page import Page, beside
 from fedflat.report.page.run_groups import Points, spread, thinned
+from fedflat.runs.json_files import read_rows
 from fedflat.runs.records import Record
-from fedflat.runs.rows import read_rows
 
 ROUNDS = {  # of a round, in its metrics: title and logarithmic or not
     "drift_diversity": ("Diversity of the updates (1: all alike)", False),
