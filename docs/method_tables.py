@@ -33,7 +33,7 @@ def reason(part: type[Part], other: type[Part]) -> str | None:
         why = str(error).split("cannot be combined: ")[1]
         if "plain mean" not in why:
             return why.replace(repr(other.name), "the other").replace(repr(part.name), "this part")
-        mine = part.needs_mean and fills(other(), "combine")
+        mine = part.needs_mean and (fills(other(), "combine") or other.replaces_mean)
         return f"they {'replace the plain mean that this server step needs' if mine else MEAN}"
     return None
 

@@ -42,11 +42,11 @@ class Method:
                 raise InputError(f"{first.name!r} and {part.name!r} cannot be combined: both claim {what}")
 
     def _check_others(self, part: Part) -> None:
-        for owner in self._fillers["combine"] if part.needs_mean else ():
-            if owner is not part:
+        for other in self.parts if part.needs_mean else ():
+            if other is not part and (fills(other, "combine") or other.replaces_mean):
                 raise InputError(
-                    f"{part.name!r} and {owner.name!r} cannot be combined: the server step of {part.name!r} needs the "
-                    f"plain mean of the updates, which {owner.name!r} replaces"
+                    f"{part.name!r} and {other.name!r} cannot be combined: the server step of {part.name!r} needs "
+                    f"clients' own updates or their plain mean, which {other.name!r} replaces"
                 )
         for slot, why in part.alone_in.items():
             for other in self._fillers[slot]:

@@ -38,7 +38,12 @@ class Part:
     everywhere: ClassVar[bool] = False
     """Whether `correct_gradient` and `constrain_weights` also act on branches other than "global"."""
     needs_mean: ClassVar[bool] = False
-    """Whether the server step is only correct for plain means, so that no part may fill `combine`."""
+    """Whether the server step is only correct for clients' own updates or their plain mean.
+
+    So no other part may fill `combine`, nor may one that `replaces_mean`.
+    """
+    replaces_mean: ClassVar[bool] = False
+    """Whether `regroup` puts something else in place of honest updates, so that their mean becomes another one."""
     claims: ClassVar[tuple[str, ...]] = ()
     """What the part claims besides its slots, in words: two parts with the same claim cannot be combined."""
     alone_in: ClassVar[Mapping[str, str]] = {}

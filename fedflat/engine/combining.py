@@ -9,11 +9,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from fedflat.core.batchnorm import batchnorms
 from fedflat.core.method import Method
 from fedflat.core.sums import Terms
 from fedflat.core.tensors import flatten
 from fedflat.core.views import Server, Update
 from fedflat.engine.faults import vector_like
+from fedflat.engine.setup import Setup
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +44,20 @@ def combine(method: Method, server: Server, updates: Iterable[Update]) -> tuple[
     delta, *sums = torch.split(whole, [shape.numel() for shape in shapes])
     found = zip(names, sums, shapes[1:], strict=True)
     return delta.clone(), Terms({name: part.reshape(shape) * len(joined) for name, part, shape in found})
+
+
+def warn_of_statistics(setup: Setup) -> None:
+    """Say which of what clients send no robust combination covers, if the method has one."""
+    owner, private = setup.method.owner("combine"), setup.private.names
+    shared = [name for name, _ in batchnorms(setup.model.module) if f"{name}.running_mean".lstrip(".") not in private]
+    if owner.robust and shared:
+        log.warning(
+            "%s does not cover BatchNorm's statistics (%s%s), which are averaged: any client can spoil them. "
+            "batchnorm='local' or 'silobn' keeps them with the clients",
+            owner.name,
+            shared[0],
+            ", …" if len(shared) > 1 else "",
+        )
 
 
 def _regrouped(method: Method, server: Server, updates: Iterable[Update]) -> Iterable[Update]:

@@ -21,7 +21,7 @@ from fedflat.core.sums import Summable, Terms, TreeSum
 from fedflat.core.tensors import State, nest
 from fedflat.core.views import Server, Update
 from fedflat.engine.backends.base import Backend
-from fedflat.engine.combining import combine
+from fedflat.engine.combining import combine, warn_of_statistics
 from fedflat.engine.evaluation import (
     RECOMPUTED,
     Row,
@@ -103,6 +103,7 @@ class RoundLoop:
         self._recomputes = setup.experiment.batchnorm == "recompute" and bool(batchnorms(setup.model.module))
         self.evaluations: list[Row] = []
         self._own: TrustedClient | None = None
+        warn_of_statistics(setup)
 
     def evaluate_clients(self) -> list[Row]:
         """Evaluate every client's models on its own test data: one row per client with test data."""

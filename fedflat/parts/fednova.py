@@ -27,6 +27,7 @@ class FedNova(Part):
     formula: ClassVar[str] = "w ← w + η_g τ Σ_S p_i Δ_i / a_i,  τ = Σ_S p_i a_i,  p_i = n_i / Σ_S n_j"
 
     stacks: ClassVar[bool] = True
+    needs_mean: ClassVar[bool] = True
 
     def end(self, local: Local) -> None:
         e = local.experiment

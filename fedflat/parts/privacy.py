@@ -58,6 +58,7 @@ class DP(Part):
         "with γ:  C ← C exp(−η_C (b − γ)),  b the share of ‖Δ_i‖ ≤ C, with noise"
     )
     stacks: ClassVar[bool] = True
+    needs_mean: ClassVar[bool] = True
     uniform: ClassVar[bool] = True
     rank: ClassVar[int] = 50  # clips the update after other parts have changed it
     clip: Positive | None = 1.0

@@ -30,6 +30,7 @@ class Bucketing(Part):
     formula: ClassVar[str] = "Δ_b = mean of the s updates of bucket b,  updates dealt out at random in every round"
     rank: ClassVar[int] = 91  # after attacks, which are made on the server
     uniform: ClassVar[bool] = True
+    replaces_mean: ClassVar[bool] = True
     s: Count = 2
 
     def regroup(self, server: Server, updates: Iterable[Update]) -> Iterable[Update]:
@@ -56,6 +57,7 @@ class NNM(Part):
     formula: ClassVar[str] = "Δ_i ← mean of the |S| − f updates nearest to Δ_i,  itself included"
     rank: ClassVar[int] = 92  # after bucketing
     uniform: ClassVar[bool] = True
+    replaces_mean: ClassVar[bool] = True
     attackers: Natural = 1
 
     def regroup(self, server: Server, updates: Iterable[Update]) -> Iterable[Update]:

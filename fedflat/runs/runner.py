@@ -29,7 +29,7 @@ from fedflat.errors import CheckpointError, InputError, InterruptedRunError
 from fedflat.experiment import Experiment
 from fedflat.presets import load_preset
 from fedflat.runs.callbacks import Callback, Stop
-from fedflat.runs.checkpoint import Checkpoint, identity
+from fedflat.runs.checkpoint import NEWEST, PREVIOUS, Checkpoint, identity
 from fedflat.runs.folder import RunFolder, describe_environment
 from fedflat.runs.result import Run
 from fedflat.runs.signals import interruptible
@@ -111,8 +111,14 @@ def _choose_stack(setup: Setup, engine: object, out: str | Path | None) -> None:
 
 def _picked(out: str | Path | None) -> int | None:
     """What stack="auto" picked when the run in this folder began; None if there is none."""
-    checkpoint = RunFolder(out).load_checkpoint() if out is not None and RunFolder(out).exists() else None
-    return None if checkpoint is None else checkpoint.plain["inputs"].get("stack")
+    folder = RunFolder(out) if out is not None else None
+    for name in (NEWEST, PREVIOUS) if folder is not None and folder.exists() else ():
+        with contextlib.suppress(CheckpointError):  # a damaged one is told of when the run is opened
+            checkpoint = folder.load_checkpoint(name) if folder is not None else None
+            if checkpoint is not None:
+                picked: int | None = checkpoint.plain.get("inputs", {}).get("stack")
+                return picked
+    return None
 
 
 def _check_types(experiment: Experiment, callbacks: Sequence[Callback]) -> None:

@@ -312,6 +312,11 @@ def test_an_attacker_does_not_clip() -> None:
         ("attack(kind='sing_flip')", "sign_flip"),
         ("median+krum", "both claim"),
         ("feddyn+median", "plain mean"),
+        ("feddyn+nnm", "'feddyn' and 'nnm'.*plain mean"),
+        ("bucketing+fednova", "'fednova' and 'bucketing'.*own updates"),
+        ("dp+nnm", "'dp' and 'nnm'"),
+        ("ifca+bucketing", "'ifca' and 'bucketing'"),
+        ("pfedhn+nnm", "'pfedhn' and 'nnm'"),
     ],
 )
 def test_a_method_that_cannot_be_is_refused(text: str, reason: str) -> None:
@@ -577,3 +582,15 @@ def test_a_backdoor_is_learnt_and_its_success_is_recorded() -> None:
     clean = fedflat.run(e.replace(method="attack(kind='backdoor', clients=0)"))
     assert run.metrics[-1]["backdoor"] > 0.8 and clean.metrics[-1]["backdoor"] < 0.2
     assert run.metrics[-1]["accuracy"] > 0.7
+
+
+@pytest.mark.parametrize(("policy", "warned"), [("average", True), ("silobn", False), ("local", False)])
+def test_statistics_of_batchnorm_that_no_rule_covers_are_told_of(
+    caplog: pytest.LogCaptureFixture, policy: str, warned: bool
+) -> None:
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
+    exp = Experiment(data="digits", clients=4, participation="all", rounds=1, local_steps=1, backend="serial")
+    for method in ("median", "fedavg"):
+        caplog.clear()
+        fedflat.run(exp.replace(method=method, batchnorm=policy), model=module)
+        assert ("median does not cover BatchNorm's statistics (2)" in caplog.text) == (warned and method == "median")

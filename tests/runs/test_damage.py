@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,20 @@ def run(part: Path, tmp_path: Path) -> Path:
 def same_end(out: Path, whole: Path) -> None:
     assert_same_run(go(out), fedflat.load_run(whole, model=restless()), len(SIZES))
     assert (out / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+
+
+def test_the_size_of_a_stack_is_that_of_the_checkpoint_before_a_damaged_one(tmp_path: Path) -> None:
+    exp = fedflat.Experiment(data="digits", model="logistic", clients=8, participation="all", rounds=4, lr=0.05)
+    exp = exp.replace(backend="serial", stack="auto")
+    seconds: Any = sys.modules["fedflat.runs.runner"]
+    usual, seconds.CHECKPOINT_SECONDS = seconds.CHECKPOINT_SECONDS, 0.0
+    try:
+        fedflat.run(exp, out=tmp_path / "run", callbacks=[StopAfter()])
+    finally:
+        seconds.CHECKPOINT_SECONDS = usual
+    index = tmp_path / "run" / "checkpoint.json"
+    index.write_bytes(index.read_bytes()[:-9])
+    assert len(fedflat.run(exp, out=tmp_path / "run").metrics) == 4
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "checkpoint.json", "checkpoint-000003.safetensors", "clients"])

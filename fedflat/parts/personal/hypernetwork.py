@@ -48,6 +48,7 @@ class Generated(Part):
         "server: an SGD step of ψ = (φ, v) with the gradient −Σ_S p_i (∂h(v_i; φ)/∂ψ)ᵀ Δ_i, clipped"
     )
     splits: ClassVar[bool] = True  # with local_head
+    needs_mean: ClassVar[bool] = True
     embedding: Count | None = None
     hidden: Count = 100
     depth: Natural = 3

@@ -44,6 +44,7 @@ class IFCA(Part):
     rank: ClassVar[int] = -20  # other parts begin at the chosen model
     uniform: ClassVar[bool] = True
     splits: ClassVar[bool] = True
+    needs_mean: ClassVar[bool] = True
     adapts: ClassVar[bool] = True
     ignores_server_lr: ClassVar[str] = "the mean of the local models of each cluster"
     alone_in: ClassVar[Mapping[str, str]] = dict.fromkeys(("broadcast", "end_round", "evaluation_weights"), SEVERAL)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from functools import cache
-from itertools import combinations, product
+from itertools import combinations, permutations, product
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from fedflat.runs.result import Run
 from fedflat.runs.runner import run
 
 from .harness import PARTIAL, UNEQUAL, StopAfter, assert_same_bits, make_world, run_library
-from .parts import COMBINE, GRADIENT, MIXTURE, NEED_MEAN, PARTS, STEP
+from .parts import COMBINE, GRADIENT, MIXTURE, NEED_MEAN, PARTS, REPLACE_MEAN, STEP
 from .reference import Linear, Mlp, World
 
 SWA = "swa(start=0.34, cycle=1)"
@@ -120,7 +120,7 @@ def one_text_a_part() -> list[str]:
 
 def conflict(names: list[str]) -> bool:
     claimed_twice = any(sum(name in group for name in names) > 1 for group in (GRADIENT, STEP, COMBINE, MIXTURE))
-    return claimed_twice or not (set(NEED_MEAN).isdisjoint(names) or set(COMBINE).isdisjoint(names))
+    return claimed_twice or any(one in NEED_MEAN and other in REPLACE_MEAN for one, other in permutations(names, 2))
 
 
 def test_two_parts_are_refused_exactly_when_they_claim_the_same_thing_or_one_spoils_the_others_mean() -> None:
