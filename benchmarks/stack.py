@@ -183,7 +183,14 @@ def main() -> None:
     arguments = parser.parse_args()
     result: dict[str, dict[str, dict[str, float]]] = {}
     for name in arguments.only:
-        found = measure(WORKLOADS[name], arguments.repeats, arguments.rounds, arguments.stacks, arguments.workers)
+        found = measure(
+            WORKLOADS[name],
+            arguments.repeats,
+            arguments.rounds,
+            arguments.stacks,
+            arguments.workers,
+            arguments.cpu,
+        )
         for contender, spent in found.items():
             print(
                 f"{name}  {contender:22s} {spent:8.3f} ms per client  {found['bare'] / spent:6.2f} × bare", flush=True

@@ -254,6 +254,13 @@ def hosted(tensor: Tensor) -> Tensor:
     return tensor if tensor.device == CPU else tensor.to(CPU)
 
 
+def numbers(scalars: Sequence[Tensor]) -> list[float]:
+    """The values of tensors of one number each; the host waits for a device once."""
+    if any(scalar.device != CPU for scalar in scalars):
+        scalars = torch.stack([scalar.to(scalars[0]) for scalar in scalars]).to(CPU).unbind()
+    return [scalar.item() for scalar in scalars]
+
+
 def on(tensor: Tensor, device: torch.device) -> Tensor:
     """The tensor on the device: itself, or a copy for which the host does not wait unless it is the host's."""
     if tensor.device == device:

@@ -212,16 +212,25 @@ class FlatModel:
     @contextmanager
     def restricted(self, only: Tensor | None) -> Iterator[None]:
         """Run the block without gradients for tensors outside the mask `only`, which saves their backward pass."""
-        parameters = [self.module.get_parameter(span.name) for span in self.spans]
+        leaves = [] if only is None else self._trainable()
         touched = [] if only is None else torch.stack([span.of(only).any() for span in self.spans]).tolist()
         if any(touched):
-            for parameter, trains in zip(parameters, touched, strict=True):
-                parameter.requires_grad_(trains)
+            for leaf, trains in zip(leaves, touched, strict=True):
+                leaf.requires_grad_(trains)
         try:
             yield
         finally:
-            for parameter in parameters:
-                parameter.requires_grad_(True)
+            for leaf in leaves:
+                leaf.requires_grad_(True)
+
+    def _trainable(self) -> list[nn.Parameter]:
+        """The tensors that have gradients, in the order of `spans`."""
+        return [self.module.get_parameter(span.name) for span in self.spans]
+
+    def train(self) -> None:
+        """Put the module into training mode."""
+        if not self.module.training:  # PyTorch walks through all submodules
+            self.module.train()
 
     def capture_features(self, who: str) -> AbstractContextManager[Any]:
         """Inside this block `take_features` returns the features of the last forward pass.

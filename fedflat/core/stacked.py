@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -82,19 +81,8 @@ class StackedModel(FlatModel):
         assert self._inside is not None
         return functional_call(self.module, self._inside, (x,))
 
-    @contextmanager
-    def restricted(self, only: Tensor | None) -> Iterator[None]:
-        """See `FlatModel.restricted`."""
-        leaves = list(self._leaves.values())
-        touched = [] if only is None else torch.stack([span.of(only).any() for span in self.spans]).tolist()
-        if any(touched):
-            for leaf, trains in zip(leaves, touched, strict=True):
-                leaf.requires_grad_(trains)
-        try:
-            yield
-        finally:
-            for leaf in leaves:
-                leaf.requires_grad_(True)
+    def _trainable(self) -> list[nn.Parameter]:
+        return list(self._leaves.values())
 
 
 class RowDropout(TorchFunctionMode):

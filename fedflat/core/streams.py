@@ -159,6 +159,13 @@ def preserved() -> Iterator[None]:
             generators.restore(state)
 
 
+def global_states() -> tuple[object, ...]:
+    """The states of the global generators, to be compared: they stay equal as long as nothing draws."""
+    _, words, *position = np.random.get_state()
+    elsewhere = [str(generators.state()) for generators in ELSEWHERE]
+    return torch.get_rng_state().numpy().tobytes(), np.asarray(words).tobytes(), position, random.getstate(), elsewhere
+
+
 def seed_global(seed: int, purpose: str, *ids: int) -> None:
     """Seed the global generators, for code that reads them; inside `preserved`, or in a process of one's own.
 

@@ -138,8 +138,10 @@ class Local:
         self.batch = Batch(None, ())
         self.only: Tensor | None = None
         self.active: Tensor | None = None
-        self.states, self.sent, self._simulated = states, dict[str, State](), set[str]()
-        self._received, self._share, self._scratch = received, share, dict[str, dict[str, Any]]()
+        self.states, self._received, self._share = states, received, share
+        self.sent: dict[str, State] = {}
+        self._simulated: set[str] = set()
+        self._scratch: dict[str, dict[str, Any]] = {}
         self._streams: dict[str, np.random.Generator] = {}
         self.features: Tensor | None = None
         self.data_loss: Tensor | None = None
@@ -304,6 +306,9 @@ class Server:
         return self.totals.get(part.name, {})
 
 
+EMPTY, EMPTY_COUNTERS = torch.empty(0), torch.empty(0, dtype=torch.int64)
+
+
 @dataclass
 class Update:
     """What one client returns. The defaults are those of a client that was only evaluated.
@@ -329,9 +334,9 @@ class Update:
     steps: int = 0
     weighted_steps: float = 0.0
     loss: float = math.nan
-    delta: Tensor = field(default_factory=lambda: torch.empty(0))
-    buffers: Tensor = field(default_factory=lambda: torch.empty(0))
-    counters: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    delta: Tensor = field(default_factory=lambda: EMPTY)
+    buffers: Tensor = field(default_factory=lambda: EMPTY)
+    counters: Tensor = field(default_factory=lambda: EMPTY_COUNTERS)
     sent: dict[str, State] = field(default_factory=dict)
     states: Mapping[str, State] = field(default_factory=dict)
     failure: str | None = None

@@ -121,7 +121,7 @@ def evaluate_client(setup: Setup, broadcast: Broadcast, job: Job) -> Update:
     found: State = {}
     try:
         if test is not None:
-            streams.seed_global(setup.experiment.seed, "examine", broadcast.round, job.client)
+            setup.seed_global("examine", broadcast.round, job.client)
             for name, score in _models(setup, broadcast, job, test):
                 found |= _packed(name, score)
     except (FedflatError, torch.OutOfMemoryError):
@@ -215,7 +215,7 @@ def _stacked_models(
 def _adapted(setup: Setup, broadcast: Broadcast, jobs: Sequence[Job]) -> Tensor:
     """The weights that `_adapt` makes for clients that are alike, one row each."""
     if len(jobs) == 1:
-        streams.seed_global(setup.experiment.seed, "examine", broadcast.round, jobs[0].client)
+        setup.seed_global("examine", broadcast.round, jobs[0].client)
         _adapt(setup, broadcast, jobs[0])
         return setup.model.theta.clone().unsqueeze(0)
     samples = [setup.federation.samples(job.client) for job in jobs]

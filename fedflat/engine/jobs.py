@@ -16,13 +16,13 @@ from torch import Tensor
 
 from fedflat.core import streams
 from fedflat.core.batchnorm import averaging_statistics
-from fedflat.core.devices import CPU, hosted, moved, on
+from fedflat.core.devices import CPU, hosted, moved, numbers, on
 from fedflat.core.private import Private
 from fedflat.core.rows import Number, norms
 from fedflat.core.samples import Samples
 from fedflat.core.sums import Terms
 from fedflat.core.tensors import State
-from fedflat.core.views import Local, Update
+from fedflat.core.views import EMPTY, Local, Update
 from fedflat.engine.evaluation import evaluate_client, evaluate_together
 from fedflat.engine.faults import check_states, vector_like
 from fedflat.engine.local_loop import LocalLoop, alike, local_view, stack_view
@@ -49,18 +49,42 @@ class Kind(NamedTuple):
 
 
 def run_jobs(setup: Setup, broadcast: Broadcast, jobs: Sequence[Job]) -> list[Update]:
-    """Do the jobs of clients, all of one kind. `states` of the jobs may be overwritten.
+    """Do the jobs of clients, all of one kind.
 
     If clients are stacked, the result depends on which ones are given together.
     """
-    kind = JOBS[jobs[0].kind]
     with explaining_memory(setup, f"{named(jobs)} in round {broadcast.round}"):
         if setup.device != CPU:
             broadcast, jobs = broadcast.on(setup.device), [job.on(setup.device) for job in jobs]
-        if setup.stack > 1 and len(jobs) > 1 and kind.together is not None:
-            return list(kind.terms(setup, kind.together(setup, broadcast, jobs)))
-        updates = (kind.work(setup, broadcast, job).hosted() for job in jobs)
-        return [told for update in updates for told in kind.terms(setup, [update])]
+        return _unseeded(setup, broadcast, jobs) or _done(setup, broadcast, jobs)
+
+
+def _unseeded(setup: Setup, broadcast: Broadcast, jobs: Sequence[Job]) -> list[Update]:
+    """The jobs done without seeds for the global generators, which most clients never use.
+
+    If anything has drawn from these generators, the result does not count and is empty: now it is known that they must
+    be seeded for every client.
+    """
+    if setup.draws:
+        return []
+    before, updates = streams.global_states(), list[Update]()
+    try:
+        setup.draws = False
+        updates = _done(setup, broadcast, jobs)
+    except Exception:
+        if streams.global_states() == before:
+            raise
+    finally:
+        setup.draws = None if streams.global_states() == before else True
+    return [] if setup.draws else updates
+
+
+def _done(setup: Setup, broadcast: Broadcast, jobs: Sequence[Job]) -> list[Update]:
+    kind = JOBS[jobs[0].kind]
+    if setup.stack > 1 and len(jobs) > 1 and kind.together is not None:
+        return list(kind.terms(setup, kind.together(setup, broadcast, jobs)))
+    updates = (kind.work(setup, broadcast, job).hosted() for job in jobs)
+    return [told for update in updates for told in kind.terms(setup, [update])]
 
 
 def named(jobs: Sequence[Job]) -> str:
@@ -70,7 +94,7 @@ def named(jobs: Sequence[Job]) -> str:
 
 def train(setup: Setup, broadcast: Broadcast, job: Job) -> Update:
     """Run one client's round. If it diverges, or its data cannot be read, `failure` of the update says where."""
-    streams.seed_global(setup.experiment.seed, "model", broadcast.round, job.client)
+    setup.seed_global("model", broadcast.round, job.client)
     origin, local = setup.receive(broadcast, job), None
     try:
         samples = setup.federation.samples(job.client)
@@ -118,8 +142,8 @@ def _trained(
 ) -> list[Update]:
     """The round of one client, or of a stack of clients, from `begin` to the update."""
     start, method, model = time.perf_counter(), setup.method, local.model
-    model.module.train()
-    loop, delta, metrics = LocalLoop(setup, local, samples), torch.empty(len(jobs), 0), dict[str, float]()
+    model.train()
+    loop, delta, metrics = LocalLoop(setup, local, samples), EMPTY.expand(len(jobs), 0), dict[str, float]()
     for part in method.filling("begin"):
         part.begin(local)
     method.owner("train").train(local, loop.fit)
@@ -218,7 +242,7 @@ def _not_finite(local: Local, broadcast: Broadcast) -> list[str | None]:
     """
     buffers, count = local.model.buffers, local.count
     sums = [local.theta, *([buffers] if buffers.numel() else []), *(t for s in local.sent.values() for t in s.values())]
-    if all(map(math.isfinite, torch.stack([on(t.sum().double(), local.theta.device) for t in sums]).tolist())):
+    if all(map(math.isfinite, numbers([t.sum() for t in sums]))):
         return [None] * count  # a finite sum has finite terms
     finite = {"its weights are": torch.isfinite(local.theta)}
     if buffers.numel():
@@ -302,9 +326,9 @@ def _estimated(setup: Setup, updates: Sequence[Update]) -> Sequence[Update]:
 
 def _drop_vectors(update: Update, keep_delta: bool = False) -> None:
     """Forget the tensors that are only summed."""
-    update.buffers = torch.empty(0)
+    update.buffers = EMPTY
     if not keep_delta:
-        update.delta, update.sent = torch.empty(0), {}
+        update.delta, update.sent = EMPTY, {}
 
 
 JOBS = {

@@ -12,12 +12,14 @@ import torch
 from torch import Tensor
 
 from fedflat.core import streams
+from fedflat.core.devices import numbers
 from fedflat.core.lockstep import Stack, stacked_states
 from fedflat.core.part import Part
 from fedflat.core.private import Private
 from fedflat.core.rows import Number
 from fedflat.core.samples import IGNORED, Samples
 from fedflat.core.stacked import StackedModel
+from fedflat.core.tensors import copied
 from fedflat.core.views import Batch, Local
 from fedflat.data.samples import labels_of
 from fedflat.engine.minibatches import Pair, minibatches, planned_steps
@@ -37,7 +39,7 @@ def local_view(setup: Setup, broadcast: Broadcast, job: Job, origin: Tensor, sam
         share=lambda: setup.share(job.client),
         lr=broadcast.lr,
         uniform=setup.uniform,
-        states=dict(job.states),
+        states=copied(job.states),
         received=broadcast.received,
     )
 
@@ -104,8 +106,10 @@ class LocalLoop:
         """
         if not self._losses:
             return [(math.nan, None)] * len(self.samples)
-        table: list[list[float]] = torch.stack([loss.reshape(-1) for loss, *_ in self._losses]).tolist()
-        return [self._outcome(i, [row[i] for row in table]) for i in range(len(self.samples))]
+        if len(self.samples) == 1:
+            return [self._outcome(0, numbers([loss for loss, *_ in self._losses]))]
+        table: list[list[float]] = torch.stack([loss for loss, *_ in self._losses], dim=1).tolist()
+        return [self._outcome(i, losses) for i, losses in enumerate(table)]
 
     def _outcome(self, i: int, losses: list[float]) -> tuple[float, str | None]:
         total, seen = 0.0, 0
@@ -213,7 +217,7 @@ class LocalLoop:
         loss, of_data = local.model.each(self._loss, local.batch, of)
         if self._step_loss is None:
             self._step_loss = of_data.detach()
-        loss.backward(torch.ones_like(loss))  # of a stack, the gradient of each client's loss goes into its row
+        loss.sum().backward()  # of a stack, the gradient of each client's loss goes into its row
         if local.only is not None:
             local.grad.mul_(local.only)
         return loss.detach()  # type: ignore[no-any-return]

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedflat.core import streams
 from fedflat.core.devices import CPU, kind_of, moved, on
 from fedflat.core.flat import FlatModel
 from fedflat.core.method import Method
@@ -26,7 +27,7 @@ from fedflat.experiment import Experiment
 from fedflat.tasks import Metric
 
 LOOK = 16  # clients whose sizes are asked for
-SMALL, MOST = 1 << 18, 4  # weights times samples of the clients that travel together, and at most 2^MOST of them
+SMALL, MOST = 1 << 19, 6  # weights times samples of the clients that travel together, and at most 2^MOST of them
 Split = Literal["test", "client_test", "train"]
 Criterion = Callable[[Any, Tensor], Tensor]
 
@@ -102,6 +103,7 @@ class Setup:
         sampled: Whether `participation` draws the participants; False if the user chooses them.
         stack: How many clients a worker trains in lockstep; see `engine.stacking`.
         pads: Whether minibatches of a stack may be filled up to the same size.
+        draws: Whether clients draw from the global generators, which are then seeded for each of them; None: unknown.
         deployed: Whether clients are separate machines: a round without any update is then void, not an error.
         devices: The devices that the experiment names. `on` gives the setup of one of them; the server's own setup,
             and all that it sums and keeps, is on the CPU.
@@ -122,6 +124,7 @@ class Setup:
     sampled: bool = True
     stack: int = 1
     pads: bool = False
+    draws: bool | None = None
     deployed: bool = False
     devices: tuple[torch.device, ...] = (CPU,)
 
@@ -185,6 +188,11 @@ class Setup:
         statistics = self.model.buffers.numel() - len(self.private.buffers)
         tensors = (self.model.theta, *(tensor for state in extra for tensor in state.values()))
         return statistics + sum(self.private.floats(tensor) for tensor in tensors)
+
+    def seed_global(self, purpose: str, round: int, client: int) -> None:
+        """Seed the global generators for a client, unless nothing draws from them."""
+        if self.draws is not False:
+            streams.seed_global(self.experiment.seed, purpose, round, client)
 
     def load(self, broadcast: Broadcast, theta: Tensor | None = None) -> None:
         """Copy the broadcast weights (or `theta` instead of them) and buffers into the model."""

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
-import random
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -78,21 +76,13 @@ def _examined(setup: Setup) -> tuple[str | None, bool]:
         return f"{name} ({type(layer).__name__}) keeps statistics of its batches", False
     if setup.experiment.precision != "float32":
         return f"precision={setup.experiment.precision!r}", False
-    samples, before = setup.federation.samples(0), _global_states()
+    samples, before = setup.federation.samples(0), streams.global_states()
     positions = torch.arange(2) % len(samples)
     x, y = samples.batch(positions)
     x = setup.federation.preprocess(x, None, setup.model.theta.dtype)
-    if _global_states() != before:
+    if streams.global_states() != before:
         return "reading the data draws random numbers, which a stack cannot tell apart by client", False
     return _tried(setup, x, y)
-
-
-def _global_states() -> tuple[bytes, bytes, int]:
-    return (
-        torch.get_rng_state().numpy().tobytes(),
-        np.asarray(np.random.get_state()[1]).tobytes(),  # type: ignore[index]
-        hash(random.getstate()),
-    )
 
 
 def _tried(setup: Setup, x: object, y: Tensor) -> tuple[str | None, bool]:
@@ -103,7 +93,7 @@ def _tried(setup: Setup, x: object, y: Tensor) -> tuple[str | None, bool]:
     entered: list[str] = []
     torch.default_generator.manual_seed(0)
     alone = criterion(model(x), y)
-    states = _global_states()
+    states = streams.global_states()
     try:
         with _noting(setup, entered):
             twice = map_inputs(lambda leaf: torch.stack([leaf, leaf]) if isinstance(leaf, Tensor) else leaf, (x, y))
@@ -115,7 +105,9 @@ def _tried(setup: Setup, x: object, y: Tensor) -> tuple[str | None, bool]:
     finally:
         model.grad.zero_()
         model.take_features()
-    if _global_states() != states or not torch.allclose(losses, alone.expand(2), rtol=1e-3, atol=1e-5, equal_nan=True):
+    if streams.global_states() != states or not torch.allclose(
+        losses, alone.expand(2), rtol=1e-3, atol=1e-5, equal_nan=True
+    ):
         return f"{type(model.module).__name__} computes something else for stacked clients", False
     quiet = not any(setup.method.filling(slot) for slot in ("around_forward", "loss"))  # they may take means
     return None, quiet and not stacked.draws and _fills_up(setup, x, y)

@@ -143,13 +143,13 @@ def _packed_jobs(block: list[Job]) -> dict[str, Tensor]:
 
 
 def _unpacked_jobs(kind: str, plain: list[tuple[int, float]], tensors: dict[str, Tensor]) -> list[Job]:
-    """The inverse of `_packed_jobs`, with copies of the states."""
+    """The inverse of `_packed_jobs`; the tensors are views."""
     nested = nest(tensors, 3)
     jobs = []
     for i, (client, weight) in enumerate(plain):
         states = nested.get(str(i), {})
         theta = states.pop(OWN, {}).get("theta")
-        jobs.append(Job(client, kind, weight, copied(states), theta))
+        jobs.append(Job(client, kind, weight, states, theta))
     return jobs
 
 

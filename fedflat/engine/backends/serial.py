@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from itertools import cycle
 
 from fedflat.core import streams
 from fedflat.core.scores import Score
-from fedflat.core.tensors import copied
 from fedflat.core.views import Update
 from fedflat.engine.backends.base import blocks
 from fedflat.engine.evaluation import score_chunk
@@ -27,8 +25,8 @@ class Serial:
     def run(self, broadcast: Broadcast, jobs: Iterable[Job]) -> Iterator[Update]:
         """See `Backend.run`."""
         with streams.preserved():
-            for block, setup in zip(blocks(jobs, self.setup.stack), cycle(self.setups), strict=False):
-                yield from run_jobs(setup, broadcast, [replace(job, states=copied(job.states)) for job in block])
+            for block, setup in zip(blocks(jobs, self.setup.block), cycle(self.setups), strict=False):
+                yield from run_jobs(setup, broadcast, block)
 
     def evaluate(self, broadcast: Broadcast, chunks: Sequence[Chunk]) -> list[Score]:
         """See `Backend.evaluate`."""
