@@ -24,13 +24,14 @@ import torch  # noqa: F401
 HOME = Path(__file__).resolve().parents[1]
 FORMS = "tests/parts/conformance/test_later_closed_forms.py tests/parts/conformance/test_later_identities.py"
 OTHER_TESTS = {
+    "apfl": "tests/parts/personal/test_apfl.py",
     "fedadagrad": "tests/parts/conformance/test_closed_forms.py -k fedadagrad",
     "sums": "tests/parts/conformance/test_every_part.py -k famous",
 }
 PARTS, VIEWS = "fedflat/parts/", "fedflat/core/views.py"
 MOMENTUM, DUAL, GLOBAL = f"{PARTS}global_momentum.py", f"{PARTS}dual_sam.py", f"{PARTS}global_sam.py"
 KEPT, SKEW, SWA, RATES = (f"{PARTS}{name}.py" for name in ("distillation", "label_skew", "fedswa", "server_rates"))
-INIT, IFCA, SUMS = f"{PARTS}fedinit.py", f"{PARTS}personal/ifca.py", f"{PARTS}sums.py"
+INIT, IFCA, APFL, SUMS = f"{PARTS}fedinit.py", f"{PARTS}personal/ifca.py", f"{PARTS}personal/apfl.py", f"{PARTS}sums.py"
 MUTATIONS = (  # part, file, what is there, what is put in its place
     ("fedcm", MOMENTUM, 'local.received(self)["m"], alpha=1 - self.alpha', 'local.received(self)["m"], alpha=1.0'),
     ("fedcm", MOMENTUM, "local.grad.mul_(self.alpha).add_", "local.grad.add_"),
@@ -88,6 +89,10 @@ MUTATIONS = (  # part, file, what is there, what is put in its place
     ("ifca", IFCA, ".argmin()", ".argmax()"),
     ("ifca", IFCA, "local.origin = models[choice].clone()", "local.theta.copy_(models[choice])"),
     ("ifca", IFCA, 'state["models"][1:] + moves[1:]', 'state["models"][1:]'),
+    ("apfl", APFL, "alpha * output + (1 - alpha) * common", "alpha * output + common"),
+    ("apfl", APFL, "slopes[0] + 0.02 * alpha", "slopes[0]"),
+    ("apfl", APFL, "(towards * (output.detach() - common)).sum()", "(towards * output.detach()).sum()"),
+    ("apfl", APFL, '"share": alpha', '"share": 1 - alpha'),
     ("fedadagrad", f"{PARTS}server_optimisers.py", '["m"] = m * self.beta1', '["m"] = m'),
     ("fedadagrad", f"{PARTS}server_optimisers.py", "if self.beta1 > 0:", "if False:"),
     ("fedadagrad", f"{PARTS}server_optimisers.py", "v = v + delta.square()", "v = v + delta.abs()"),
