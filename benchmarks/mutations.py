@@ -31,7 +31,12 @@ OTHER_TESTS = {
 PARTS, VIEWS = "fedflat/parts/", "fedflat/core/views.py"
 MOMENTUM, DUAL, GLOBAL = f"{PARTS}global_momentum.py", f"{PARTS}dual_sam.py", f"{PARTS}global_sam.py"
 KEPT, SKEW, SWA, RATES = (f"{PARTS}{name}.py" for name in ("distillation", "label_skew", "fedswa", "server_rates"))
-INIT, IFCA, APFL, SUMS = f"{PARTS}fedinit.py", f"{PARTS}personal/ifca.py", f"{PARTS}personal/apfl.py", f"{PARTS}sums.py"
+INIT, IFCA, APFL, SUMS = (
+    f"{PARTS}fedinit.py",
+    f"{PARTS}personal/ifca.py",
+    f"{PARTS}personal/apfl.py",
+    f"{PARTS}named_sums.py",
+)
 MUTATIONS = (  # part, file, what is there, what is put in its place
     ("fedcm", MOMENTUM, 'local.received(self)["m"], alpha=1 - self.alpha', 'local.received(self)["m"], alpha=1.0'),
     ("fedcm", MOMENTUM, "local.grad.mul_(self.alpha).add_", "local.grad.add_"),
@@ -43,7 +48,7 @@ MUTATIONS = (  # part, file, what is there, what is put in its place
     ("fedwmsam", MOMENTUM, 'local.scratch(self)["mixed"], local.steps)', 'local.scratch(self)["mixed"], 1)'),
     ("fedwmsam", MOMENTUM, "self._alpha(server) * (1 - self.rate)", "self._alpha(server)"),
     ("fedsmoo", DUAL, "dual.add_(ascent).sub_(common)", "dual.add_(ascent)"),
-    ("fedsmoo", DUAL, "unit(local.grad - dual - common)", "unit(local.grad - dual)"),
+    ("fedsmoo", DUAL, "torch.sub(local.grad, dual).sub_(common)", "torch.sub(local.grad, dual)"),
     ("fedsmoo", DUAL, "self.rho * unit(server.total", "unit(server.total"),
     ("fedgloss", DUAL, "unit(d), alpha=radius", "unit(d), alpha=-radius"),
     ("fedgloss", DUAL, 'server.theta + delta + state["h"]', 'server.origin + delta + state["h"]'),

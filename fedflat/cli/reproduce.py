@@ -1,7 +1,7 @@
 """Run the experiments of a paper's table, and print our results beside the paper's.
 
 The cells of the table run one after another. The same command continues after an interruption; finished runs are kept.
-`--scale small` is a reduced version, which the file of the table defines, for two cores and less than an hour. Without
+`--scale small` is a reduced version, which the file of the table defines, for two cores and some hours. Without
 a name, list the tables.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedflat.cli.parser import Parser, add_data_root
-from fedflat.errors import InputError
+from fedflat.errors import InputError, UnknownNameError
 from fedflat.specs import values_in
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ def configure(parser: Parser) -> None:
     """Add the options."""
     parser.add_argument("table", nargs="?", metavar="TABLE", help="such as 003/table2, or your own FILE.toml")
     parser.add_argument("--scale", metavar="NAME", default="full", help="full, or a reduced version: small [full]")
+    parser.add_argument("--rows", metavar="LIST", help='only these, such as "FedAvg; FedAvg + const" [all of the scale]')
     parser.add_argument("--seeds", metavar="LIST", help="such as 0..2 [as many as the paper or the scale has]")
     parser.add_argument("--out", metavar="DIR", help="folder for the runs and the table [a folder in runs/]")
     parser.add_argument("--device", metavar="TEXT", default="auto", help="where clients train: cpu, cuda, … [auto]")
@@ -38,11 +39,22 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.table is None:
         return _list_tables()
     table, seeds = load_table(arguments.table), values_in("seed", arguments.seeds) if arguments.seeds else []
-    cells = table.cells(arguments.scale, seeds)
+    cells = _chosen(table.cells(arguments.scale, seeds), arguments.rows)
     if arguments.list:
         return _list_cells(cells)
     out = Path(arguments.out or f"runs/{table.id.replace('/', '-')}-{arguments.scale}")
     return _reproduce(table, arguments, cells, out)
+
+
+def _chosen(cells: list[Cell], rows: str | None) -> list[Cell]:
+    """The cells of the rows that are asked for; names are separated by semicolons, as they may contain commas."""
+    if rows is None:
+        return cells
+    names = [name.strip() for name in rows.split(";")]
+    for name in names:
+        if name not in (cell.row for cell in cells):
+            raise UnknownNameError("row of this table:", name, dict.fromkeys(cell.row for cell in cells))
+    return [cell for cell in cells if cell.row in names]
 
 
 def _reproduce(table: Table, arguments: argparse.Namespace, cells: list[Cell], out: Path) -> int:

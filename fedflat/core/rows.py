@@ -47,6 +47,11 @@ def unit(rows: Tensor) -> Tensor:
     return rows / norms(rows).add_(TINY)
 
 
+def unit_(rows: Tensor) -> Tensor:
+    """`unit`, in place."""
+    return rows.div_(norms(rows).add_(TINY))
+
+
 def bounded(rows: Tensor, limit: float | Tensor | None) -> Tensor:
     """Every row, shortened to length `limit`, or to its own limit, if it is longer; None: no limit.
 

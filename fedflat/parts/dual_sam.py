@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedflat.core.fields import Natural, NonNegative, Positive
 from fedflat.core.part import Backward, Part
-from fedflat.core.rows import norms, unit
+from fedflat.core.rows import norms, unit, unit_
 from fedflat.core.samples import Samples
 from fedflat.core.views import Local, Server, SetupView
 from fedflat.parts.drift import add_pull, begin_pull, remember_drift, step_with_drift
@@ -57,7 +57,7 @@ class FedSMOO(Part):
         if self.rho == 0:
             return
         dual, common = local.scratch(self)["mu"], local.received(self)["s"]
-        ascent = self.rho * unit(local.grad - dual - common)
+        ascent = unit_(torch.sub(local.grad, dual).sub_(common)).mul_(self.rho)
         dual.add_(ascent).sub_(common)
         local.scratch(self)["ascent"] = ascent
         with local.displaced(by=ascent):

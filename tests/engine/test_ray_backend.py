@@ -68,6 +68,11 @@ WORLDS: dict[str, tuple[dict[str, Any], Any]] = {
     "personal": ({"method": "fedrep", "batchnorm": "local"}, with_tests()),
     "generated": ({"method": "pfedhn"}, with_tests()),
     "an owner of the combination": ({"method": "fednova+scaffold"}, world(SIZES)),
+    "several models": ({"method": "ifca"}, with_tests()),
+    "a start ahead of the server": ({"method": "fedacg+asam"}, world(SIZES)),
+    "updates weighted by losses": ({"method": "qfedavg"}, world(SIZES)),
+    "duals on both sides": ({"method": "fedsmoo"}, world(SIZES)),
+    "a number that follows the clients": ({"method": "fedwmsam", "momentum": 0.0}, world(SIZES)),
     "clients that are left out": ({"method": "diary"}, poisoned()),
     "stacked": ({"method": "scaffold", "model": "mlp", "stack": 2}, with_tests()),
 }
@@ -76,7 +81,8 @@ WORLDS: dict[str, tuple[dict[str, Any], Any]] = {
 @pytest.mark.parametrize("name", WORLDS)
 def test_the_same_bits_as_in_one_process(name: str, address: str) -> None:
     fields, federation = WORLDS[name]
-    exp = plain(rounds=3, dtype="float32", participation="uniform(6)", momentum=0.9, clients=len(SIZES), **fields)
+    common = {"rounds": 3, "dtype": "float32", "participation": "uniform(6)", "momentum": 0.9, "clients": len(SIZES)}
+    exp = plain(**common | fields)
     given: dict[str, Any] = {"federation": federation, "model": None if "model" in fields else restless()}
     here = fedflat.run(exp, **given)
     there = fedflat.run(exp.replace(backend="ray"), ray_address=address, **given)

@@ -195,6 +195,14 @@ def test_cells_run_and_stand_beside_the_papers(capsys: pytest.CaptureFixture[str
     assert main(["show", *map(str, Path("r").glob("*"))]) == 0  # the table's files beside the runs are no mistake
 
 
+def test_some_rows_of_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", "tiny.toml", "--scale", "small", "--rows", "FedProx", "--list"]) == 0
+    shown = capsys.readouterr().out
+    assert "FedProx" in shown and "FedAvg" not in shown
+    assert main(["reproduce", "tiny.toml", "--rows", "FedProx; FedAvq", "--list"]) != 0
+    assert "did you mean 'FedAvg'?" in capsys.readouterr().err
+
+
 def test_what_is_finished_is_kept_after_an_interruption(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["reproduce", "tiny.toml", "--out", "r"]
     process = subprocess.Popen([sys.executable, "-m", "fedflat", *argv], stderr=subprocess.PIPE, text=True)
