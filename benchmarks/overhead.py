@@ -102,16 +102,21 @@ def settings(model: str, method: str) -> fedflat.Experiment:
 
 
 def times(model: str, methods: list[str], repeats: int, rounds: int, kind: type[Contender]) -> dict[str, float]:
-    """Ratios to FedAvg, which is measured between any two of the others."""
+    """Ratios to FedAvg: the median over the repeats of a method's time over FedAvg's just before and just after it.
+
+    Only neighbours are compared, since a machine that others use is faster in one minute than in the next.
+    """
     federation = Fedflat(model).federation
     rivals = {method: kind(model, method, federation) for method in ("fedavg", *methods)}
-    found: dict[str, list[float]] = {method: [] for method in rivals}
+    found: dict[str, list[float]] = {method: [] for method in methods}
     for repeat in range(repeats):
         for method in methods:
-            for name in ("fedavg", method):
-                found[name] += rivals[name].with_seed(repeat).round_seconds(rounds)
-            print(f"{repeat + 1}/{repeats}  {method:17s} {typical(method, found[method]):.3f} s a round", flush=True)
-    return {m: round(typical(m, found[m]) / typical(m, found["fedavg"]), 3) for m in methods}
+            turns = ("fedavg", method, method, "fedavg")
+            before, one, two, after = (rivals[name].with_seed(repeat).round_seconds(rounds) for name in turns)
+            ratio = typical(method, one + two) / typical(method, before + after)
+            found[method].append(ratio)
+            print(f"{repeat + 1}/{repeats}  {method:17s} {ratio:.3f} × fedavg", flush=True)
+    return {method: round(statistics.median(ratios), 3) for method, ratios in found.items()}
 
 
 def typical(method: str, values: list[float]) -> float:
