@@ -24,7 +24,7 @@ def configure(parser: Parser) -> None:
     """Add the options."""
     parser.add_argument("table", nargs="?", metavar="TABLE", help="such as 003/table2, or your own FILE.toml")
     parser.add_argument("--scale", metavar="NAME", default="full", help="full, or a reduced version: small [full]")
-    parser.add_argument("--rows", metavar="LIST", help='only these, such as "FedAvg; FedAvg + const" [all of the scale]')
+    parser.add_argument("--rows", metavar="LIST", help='such as "FedAvg; FedAvg + const" [all of the scale]')
     parser.add_argument("--seeds", metavar="LIST", help="such as 0..2 [as many as the paper or the scale has]")
     parser.add_argument("--out", metavar="DIR", help="folder for the runs and the table [a folder in runs/]")
     parser.add_argument("--device", metavar="TEXT", default="auto", help="where clients train: cpu, cuda, … [auto]")
