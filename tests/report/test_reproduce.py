@@ -119,7 +119,7 @@ def test_swa_begins_at_a_round_that_its_cycle_divides_in_every_table(name: str) 
 
 def test_a_scale_that_is_to_decide_states_its_claims_its_reason_and_three_seeds_beforehand() -> None:
     deciding = [table for name in table_files() if (table := load_table(name)).scales["small"].get("claims")]
-    assert {table.id[:3] for table in deciding} == {"000", "001", "002", "003", "004"}
+    assert {table.id.split("/")[0] for table in deciding} == {"000", "001", "002", "003", "004", "flsim"}
     for table in deciding:
         small, cells = table.scales["small"], table.cells("small")
         assert small["why"] and {len(cell.experiments) for cell in cells} == {3}, table.id
