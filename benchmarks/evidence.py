@@ -2,8 +2,8 @@
 
     python benchmarks/evidence.py FOLDER… [--to docs/evidence]
 
-For each folder: NAME.json, its `table.json`; and NAME.csv, the evaluated rounds of every run (round, accuracy, losses, curvature), so
-that a claim can be checked, or tested otherwise, without the runs. Nothing is computed here.
+For each folder: NAME.json, its `table.json`; and NAME.csv, the evaluated rounds of every run (round, accuracy, losses,
+curvature), so that a claim can be checked, or tested otherwise, without the runs. Nothing is computed here.
 """
 
 from __future__ import annotations

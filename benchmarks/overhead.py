@@ -2,8 +2,8 @@
 
     python benchmarks/overhead.py [--model cnn64|resnet56|lenet5] [--repeats 5] [--methods man,sam] [--cpu]
 
---cpu measures the processor time of one client's round in this process and takes the shortest of many, for a machine that
-is busy with other work: neighbours take away caches, which no other statistic survives.
+--cpu measures the processor time of one client's round in this process and takes the shortest of many, for a machine
+that is busy with other work: neighbours take away caches, which no other statistic survives.
 
 cnn64: W1's set-up, 100 clients of 500 CIFAR-shaped samples, 10 a round, 1 epoch, batch 50. resnet56: 2 of these clients
 a round and 4 local steps; the time of gradaug, whose passes are random, is held against its expected operations.
