@@ -28,8 +28,8 @@ class UnknownNameError(InputError):
 
 SYNONYMS = {  # what other libraries call a field → what it may be called here, the most likely one first
     "learning_rate": ("lr",),
-    "optimiser": ("optimizer", "momentum"),
-    "optimizer": ("momentum",),
+    "optimiser": ("optimizer",),
+    "optim": ("optimizer",),
     "epochs": ("local_epochs",),
     "steps": ("local_steps",),
     "gpu": ("device", "backend"),

@@ -49,12 +49,13 @@ class Experiment:
     local_steps: int | None = _field(None, "local steps per round, K; replaces local_epochs")
     batch_size: int = _field(50, "minibatch size, B; 0: all data of the client")
     drop_last: bool = _field(False, "leave out the last, smaller minibatch of an epoch")
+    optimizer: str = _field("sgd", "clients' optimiser: sgd, adam, adamw …; see `fedflat list optimizers`")
     lr: float = _field(0.1, "clients' learning rate in the first round")
     lr_schedule: str = _field(
         "decay", "how lr changes: decay (lr_decay per round), constant, cosine, warmup, poly; or a sum"
     )
     lr_decay: float = _field(0.998, "factor by which the schedule decay changes the learning rate per round")
-    momentum: float = _field(0.0, "clients' momentum; reset to zero in every round")
+    momentum: float = _field(0.0, "momentum of sgd; reset to zero in every round")
     nesterov: bool = _field(False, "Nesterov's form of the momentum")
     weight_decay: float = _field(1e-3, "L2 penalty, added to the gradient of every trainable parameter")
     clip: float | None = _field(10.0, "largest norm of the gradient; none: no clipping")

@@ -74,11 +74,18 @@ def _partitions() -> Mapping[str, Maker]:
     return PARTITIONS
 
 
+def _optimizers() -> Mapping[str, Maker]:
+    from fedflat.core.optimizer_choice import OPTIMIZERS
+
+    return OPTIMIZERS
+
+
 KINDS = {
     "methods": Kind(_methods),
     "models": Kind(_models, skip=2),
     "data": Kind(_data, skip=1),
     "partitions": Kind(_partitions, skip=3),
+    "optimizers": Kind(_optimizers),
 }
 ELSEWHERE = {"presets": "fedflat presets", "tables": "fedflat reproduce", "analyses": "fedflat analyze --list"}
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from fedflat.core import streams
 from fedflat.core.devices import CPU, hosted, moved
 from fedflat.core.flat import FlatModel
+from fedflat.core.optimizers import Optimizer
 from fedflat.core.private import Private
 from fedflat.core.rows import Number, add_, clip_, each
 from fedflat.core.samples import ClientData
@@ -88,7 +89,9 @@ class Local:
         sent_decay: Additional L2 penalty for the weights that are sent. A part adds to it in `begin`.
         proximal: Sum of the strengths μ of all terms μ (w_k − w) in the corrections. A part that pulls towards the
             received weights adds its μ in `begin`; normalised averaging (`fednova`) uses it to count steps.
-        velocity: The momentum buffer; None stands for zero.
+        optimizer: The experiment's optimiser.
+        optimizer_state: What the optimiser remembers of the current trajectory, by name: the momentum of `sgd` is
+            "velocity". A part may set it in `begin` for the first `fit`; None: it starts afresh.
         full_gradient: Computes the gradient of the data loss at given weights, over all samples.
         full_loss: Computes the data loss at given weights, over all samples, in evaluation mode.
         loss_of: Computes the data loss of the current minibatch, given the model's output.
@@ -115,6 +118,7 @@ class Local:
         share: Callable[[], float],
         lr: float,
         uniform: bool,
+        optimizer: Optimizer,
         states: dict[str, State],
         received: Mapping[str, Mapping[str, Tensor]],
     ) -> None:
@@ -125,10 +129,10 @@ class Local:
         self.samples: Number = samples
         self.steps: Number = 0
         self.lr, self.branch, self.uniform = lr, "global", uniform
-        self.weight_decay = experiment.weight_decay
+        self.optimizer, self.weight_decay = optimizer, optimizer.weight_decay or 0.0
         self.sent_decay: Number = 0.0
         self.proximal: Number = 0.0
-        self.velocity: Tensor | None = None
+        self.optimizer_state: State | None = None
         self.rate: Number = 1.0
         self.weighted_steps: Number = 0.0
         self.full_gradient: Callable[[Tensor], Tensor] = _no_loop
@@ -200,25 +204,36 @@ class Local:
         self.branch, self.only = branch, only
         self._streams.clear()
 
-    def descend(self, theta: Tensor, grad: Tensor, velocity: Tensor | None = None) -> None:
-        """One step of the experiment's optimiser (mask, clip, weight decay, momentum); overwrites `grad`."""
-        experiment, only = self.experiment, self.only
+    def descend(self, theta: Tensor, grad: Tensor, state: State) -> None:
+        """One step of the experiment's optimiser (mask, clip, weight decay, direction); overwrites `grad`.
+
+        Args:
+            theta: The weights to move, of this client's model or of another trajectory.
+            grad: Their gradient.
+            state: The optimiser's, as `start_optimizer` began it.
+        """
+        optimizer, only = self.optimizer, self.only
         if only is not None:
             grad.mul_(only)
-        if experiment.clip is not None:
-            clip_(grad, experiment.clip)
-        sent = theta is self.theta and self.branch == "global"
-        decay = self.weight_decay + (self.sent_decay if sent else 0.0)
-        if isinstance(decay, Tensor) or decay:
-            add_(grad, theta if only is None else theta * only, decay)
-        if velocity is not None:
-            before = velocity if self.active is None else velocity.clone()
-            velocity.mul_(experiment.momentum).add_(grad)
-            if self.active is not None:
-                torch.where(self.active, velocity, before, out=velocity)
-            grad = grad.add_(velocity, alpha=experiment.momentum) if experiment.nesterov else velocity
-        moved = grad if self.active is None else grad.masked_fill(~self.active, 0)
-        add_(theta, moved, -self.lr * self.rate)
+        if self.experiment.clip is not None:
+            clip_(grad, self.experiment.clip)
+        weights = theta if only is None else theta * only
+        penalty = self.sent_decay if theta is self.theta and self.branch == "global" else 0.0
+        if not optimizer.decoupled:
+            penalty = self.weight_decay + penalty
+        if isinstance(penalty, Tensor) or penalty:
+            add_(grad, weights, penalty)
+        before = {} if self.active is None else {name: tensor.clone() for name, tensor in state.items()}
+        step = optimizer.direction(grad, state)
+        if optimizer.decoupled and self.weight_decay:
+            add_(step, weights, self.weight_decay)
+        if only is not None:
+            step = step * only  # what the state holds of other coordinates must not move them
+        if self.active is not None:
+            for name, tensor in state.items():
+                torch.where(self.active, tensor, before[name], out=tensor)
+            step = step.masked_fill(~self.active, 0)
+        add_(theta, step, -self.lr * self.rate)
 
     def take_batch(self, sizes: Sequence[int]) -> None:
         """The members' minibatches become this one's."""
@@ -232,9 +247,9 @@ class Local:
         if self.branch == "global":
             self.steps, self.weighted_steps = self.steps + 1, self.weighted_steps + self.rate
 
-    def fresh_velocity(self) -> Tensor | None:
-        """The momentum buffer with which a trajectory starts."""
-        return torch.zeros_like(self.theta) if self.experiment.momentum else None
+    def start_optimizer(self) -> State:
+        """The optimiser's state with which a trajectory starts, for `descend`."""
+        return self.optimizer.start(self.theta)
 
     @contextmanager
     def displaced(self, by: Tensor, *, track_buffers: bool = False) -> Iterator[None]:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedflat.core import streams
 from fedflat.core.method import Method
+from fedflat.core.optimizer_choice import optimizer_of
 from fedflat.core.views import Update
 from fedflat.cost.counting import counting, weight_parameters
 from fedflat.cost.saved import Saved
@@ -38,8 +39,8 @@ class Cost:
             every step reads it, and every other tensor of a model's size that it receives or keeps between rounds.
         parameters: The number of parameters in these models.
         weights: The same for convolutions and linear layers only.
-        memory: Bytes of these models, the gradient, the momentum, and what the forward passes of a step keep for the
-            gradient. This is an estimate from the sizes of the tensors; the process needs more.
+        memory: Bytes of these models, the gradient, the state of the optimiser, and what the forward passes of a step
+            keep for the gradient. This is an estimate from the sizes of the tensors; the process needs more.
     """
 
     macs: float
@@ -61,7 +62,8 @@ def cost_of(experiment: Experiment, shape: tuple[int, ...], classes: int) -> Cos
     one = probe.round(loop, steps=1)
     two = probe.round(loop, steps=2)
     models = 1 + (two.reads > one.reads) + two.others
-    numbers = model.size * (models + 1 + (experiment.momentum > 0)) + model.buffers.numel()
+    optimizer = sum(tensor.numel() for tensor in optimizer_of(experiment).start(model.theta).values())
+    numbers = model.size * (models + 1) + optimizer + model.buffers.numel()
     return Cost(
         macs=_expected_macs(probe, loop) / BATCH,
         models=models,

@@ -19,6 +19,8 @@ from fedflat.core.devices import CPU, resolve
 from fedflat.core.devices import check as check_device
 from fedflat.core.flat import FlatModel, Names
 from fedflat.core.method import Method
+from fedflat.core.optimizer_choice import OPTIMIZERS, optimizer_of
+from fedflat.core.optimizers import SHARED
 from fedflat.core.part import Part
 from fedflat.core.participation import AUTO, LAWS
 from fedflat.core.private import Private
@@ -110,10 +112,12 @@ def _check_kinds(federation: Any, model: Any, loss: Any) -> None:
 def settled(e: Experiment, federation: Federation | None = None, model: nn.Module | None = None) -> Experiment:
     """The experiment as it is run and recorded.
 
-    Its method has its one name. Data and a model of the user's own replace what the fields say of them: a record tells
-    the federation's name and number of clients, and the class of the model.
+    Its method and its optimiser have their one name. Data and a model of the user's own replace what the fields say of
+    them: a record tells the federation's name and number of clients, and the class of the model.
     """
-    changes: dict[str, Any] = {"method": str(Method.parse(e.method))}
+    optimizer = optimizer_of(e)
+    changes: dict[str, Any] = {"method": str(Method.parse(e.method)), "optimizer": str(optimizer)}
+    changes |= {name: getattr(optimizer, name) for name in SHARED if hasattr(optimizer, name)}
     if federation is not None:
         if e.clients not in (len(federation), Experiment.clients):
             raise InputError(
@@ -132,6 +136,7 @@ def check_spelling(e: Experiment, own_data: bool = False, own_model: bool = Fals
     Method.parse(e.method)
     schedules(e.lr_schedule)
     named: list[tuple[str, str, Collection[str]]] = [("participation", e.participation, (*LAWS, AUTO))]
+    named.append(("optimizer", e.optimizer, OPTIMIZERS))
     named += [] if own_data else [("data set", e.data, DATASETS), ("partition", e.partition, PARTITIONS)]
     named += [] if own_model else [("model", e.model, MODELS)]
     named += [] if e.loss == "auto" else [("loss", e.loss, LOSSES)]
@@ -142,6 +147,7 @@ def check_spelling(e: Experiment, own_data: bool = False, own_model: bool = Fals
             raise InputError(f"{kind}: {error}; known: {', '.join(sorted(known))}") from None
         if name not in known:
             raise UnknownNameError(kind, name, known)
+    optimizer_of(e)
 
 
 def assemble(

@@ -14,6 +14,7 @@ from torch import Tensor
 from fedflat.core import streams
 from fedflat.core.devices import numbers
 from fedflat.core.lockstep import Stack, stacked_states
+from fedflat.core.optimizer_choice import optimizer_of
 from fedflat.core.part import Part
 from fedflat.core.private import Private
 from fedflat.core.rows import Number
@@ -39,6 +40,7 @@ def local_view(setup: Setup, broadcast: Broadcast, job: Job, origin: Tensor, sam
         share=lambda: setup.share(job.client),
         lr=broadcast.lr,
         uniform=setup.uniform,
+        optimizer=optimizer_of(setup.experiment),
         states=copied(job.states),
         received=broadcast.received,
     )
@@ -79,7 +81,7 @@ def alike(setup: Setup, jobs: Sequence[Job]) -> list[list[Job]]:
 
 
 class LocalLoop:
-    """Minibatch steps in this order: batch, loss, gradient, corrections, clipping, SGD, constraints.
+    """Minibatch steps in this order: batch, loss, gradient, corrections, clipping, the optimiser's step, constraints.
 
     Args:
         setup: The setup of the run.
@@ -139,9 +141,9 @@ class LocalLoop:
         """
         local = self.local
         local.start_branch(branch, only)
-        handed_over, self._fits = local.velocity, self._fits + (branch == "global")
-        if branch != "global" or self._fits > 1 or handed_over is None:  # a part may set the momentum of the first fit
-            local.velocity = local.fresh_velocity()
+        handed_over, self._fits = local.optimizer_state, self._fits + (branch == "global")
+        if branch != "global" or self._fits > 1 or handed_over is None:  # a part may set the state of the first fit
+            local.optimizer_state = local.start_optimizer()
         planned = [planned_steps(self.setup.experiment, len(samples), epochs, steps) for samples in self.samples]
         rated = self._fill("step_rate")
         with local.model.restricted(only):
@@ -153,7 +155,7 @@ class LocalLoop:
                 self._step(pairs)
         local.only, local.active, local.rate = None, None, 1.0
         if branch != "global":
-            local.velocity = handed_over
+            local.optimizer_state = handed_over
 
     def _minibatches(self, planned: Sequence[int]) -> Iterator[Sequence[Pair | None]]:
         """The next minibatch of every client; None for clients that have finished."""
@@ -174,7 +176,7 @@ class LocalLoop:
         self._gradient(local, self.backward)
         self._record(sizes)
         self._correct_gradient()
-        local.descend(local.theta, local.grad, local.velocity)
+        local.descend(local.theta, local.grad, local.optimizer_state or {})
         self._constrain_weights()
         local.count_step()
 

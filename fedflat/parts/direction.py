@@ -7,13 +7,15 @@ from torch import Tensor
 
 from fedflat.core.part import Part
 from fedflat.core.views import Server, SetupView
+from fedflat.parts.requirements import require_sgd
 
 MIXTURE = "the last word on the gradient, which they mix with the last direction"
 """What these methods claim: a second one would mix the mixture."""
 
 
 def require_known_steps(setup: SetupView, part: Part) -> None:
-    """Refuse dp's secret participation where K, the mean number of local steps, would depend on who joined."""
+    """Refuse what breaks the formula of m: another optimiser than sgd, and a K that depends on who joined in secret."""
+    require_sgd(part.name, setup, "the last direction m")
     secret = any(other.hides_participation for other in setup.parts) and setup.experiment.local_steps is None
     part.require(not secret, "its K, the mean number of local steps, is not covered by dp: set local_steps")
 

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from fedflat.core.fields import NonNegative
 from fedflat.core.part import Part
-from fedflat.core.views import Local, Server
+from fedflat.core.views import Local, Server, SetupView
 from fedflat.parts.drift import add_pull, begin_pull, control, refreshed_control, remember_drift, step_with_drift
+from fedflat.parts.requirements import require_sgd
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,9 @@ class FedDC(Part):
     needs_mean: ClassVar[bool] = True
     ignores_server_lr: ClassVar[str] = "the mean of the local models plus the mean drift"
     alpha: NonNegative = 0.01
+
+    def check(self, setup: SetupView) -> None:
+        require_sgd(self.name, setup, "the control variate c_i")
 
     def broadcast(self, server: Server) -> Mapping[str, Tensor]:
         return {"c": control(server.state(self), server.theta)}

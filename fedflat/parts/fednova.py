@@ -14,6 +14,7 @@ from fedflat.core.rows import each, one
 from fedflat.core.sums import TreeSum
 from fedflat.core.views import Local, Server, SetupView, Update
 from fedflat.parts.drift import step_weights
+from fedflat.parts.requirements import require_sgd
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,9 @@ class FedNova(Part):
 
     stacks: ClassVar[bool] = True
     needs_mean: ClassVar[bool] = True
+
+    def check(self, setup: SetupView) -> None:
+        require_sgd(self.name, setup, "the weight a_i of a client's steps")
 
     def end(self, local: Local) -> None:
         e = local.experiment

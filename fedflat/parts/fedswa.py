@@ -10,8 +10,9 @@ from torch import Tensor
 
 from fedflat.core.fields import Fraction, NonNegative
 from fedflat.core.part import Part
-from fedflat.core.views import Local, Server
+from fedflat.core.views import Local, Server, SetupView
 from fedflat.parts.drift import control, refreshed_control
+from fedflat.parts.requirements import require_sgd
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,10 @@ class FedMoSWA(Part):
     alpha: NonNegative = 1.5
     gamma: Fraction = 0.2
     option: Literal[1, 2] = 2
+
+    def check(self, setup: SetupView) -> None:
+        if self.option == 2:
+            require_sgd(f"{self.name} with option=2", setup, "the control variate c_i")
 
     def step_rate(self, local: Local, step: int, steps: int) -> float:
         return 1 - (1 - self.rho) * step / steps

@@ -1,4 +1,4 @@
-"""Momentum that clients keep between rounds, as in the code of FedAlign (Mendieta et al., 2022)."""
+"""The state of the optimiser that clients keep between rounds, as in the code of FedAlign (Mendieta et al., 2022)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from fedflat.core.views import Local
 
 @dataclass(frozen=True)
 class KeepMomentum(Part):
-    """Keep a client's momentum buffer from round to round instead of starting every round at zero.
+    """Keep the state of a client's optimiser from round to round instead of starting every round afresh.
 
-    The client keeps the buffer (1); sends 1 down, 1 up.
+    With `sgd` that is the momentum, with `adam` both means and the number of steps, and so on.
+    The client keeps the state (1 with `sgd`, 2 with `adam`); sends 1 down, 1 up.
     """
 
     name: ClassVar[str] = "keep_momentum"
@@ -21,9 +22,8 @@ class KeepMomentum(Part):
     formula: ClassVar[str] = "a round starts with v ← v at the end of the client's last one,  not with v ← 0"
 
     def begin(self, local: Local) -> None:
-        velocity = local.state(self).get("velocity")
-        local.velocity = None if velocity is None else velocity.clone()
+        kept = local.state(self)
+        local.optimizer_state = {name: tensor.clone() for name, tensor in kept.items()} or None
 
     def end(self, local: Local) -> None:
-        if local.velocity is not None:
-            local.state(self)["velocity"] = local.velocity.clone()
+        local.state(self).update({name: tensor.clone() for name, tensor in (local.optimizer_state or {}).items()})

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedflat.core.optimizer_choice import optimizer_of
 from fedflat.core.views import SetupView, Update
 from fedflat.errors import InputError
 
@@ -56,6 +57,16 @@ def require_mixable(who: str, setup: SetupView) -> None:
     """Raise an error if the loss smooths labels: the loss of a mixed label must be the mixture of the losses."""
     if getattr(setup.criterion, "label_smoothing", 0):
         raise InputError(f"{who} mixes labels, which softens them already: give a loss without label_smoothing")
+
+
+def require_sgd(who: str, setup: SetupView, what: str) -> None:
+    """Raise an error unless an update is a sum of gradients; `what` is the quantity that is made of it."""
+    optimizer = optimizer_of(setup.experiment)
+    if not optimizer.linear:
+        raise InputError(
+            f"{who} takes {what} from updates that are sums of gradients, as those of optimizer='sgd' are and those of "
+            f"{str(optimizer)!r} are not"
+        )
 
 
 def differs(update: Update, part: str, name: str, true: float) -> str | None:

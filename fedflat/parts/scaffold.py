@@ -10,8 +10,9 @@ from torch import Tensor
 
 from fedflat.core.part import Part
 from fedflat.core.rows import each
-from fedflat.core.views import Local, Server
+from fedflat.core.views import Local, Server, SetupView
 from fedflat.parts.drift import control, refreshed_control, step_weights
+from fedflat.parts.requirements import require_sgd
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,10 @@ class Scaffold(Part):
     uniform: ClassVar[bool] = True
     option: Literal[1, 2] = 2
     momentum_corrected: bool = False
+
+    def check(self, setup: SetupView) -> None:
+        if self.option == 2:
+            require_sgd(f"{self.name} with option=2", setup, "the control variate c_i")
 
     def broadcast(self, server: Server) -> Mapping[str, Tensor]:
         return {"c": control(server.state(self), server.theta)}

@@ -46,7 +46,7 @@ class APFL(Part):
         state = local.state(self)
         alpha = state["alpha"].to(local.theta.dtype) if state else torch.full_like(local.theta[..., :1], self.alpha)
         own = state.get("theta", local.origin).clone()
-        local.scratch(self).update(own=own, alpha=alpha, velocity=local.fresh_velocity(), first=True)
+        local.scratch(self).update(own=own, alpha=alpha, optimizer=local.start_optimizer(), first=True)
 
     def gradient(self, local: Local, backward: Backward) -> None:
         if local.branch != "global":
@@ -55,7 +55,7 @@ class APFL(Part):
         scratch = local.scratch(self)
         own, alpha = scratch["own"], scratch["alpha"]
         slope = (self._of_weights if self.mix == "weights" else self._of_logits)(local, backward, own, alpha)
-        local.descend(own, local.grad.clone(), scratch["velocity"])
+        local.descend(own, local.grad.clone(), scratch["optimizer"])
         if self.learn and scratch["first"]:
             scratch["alpha"] = (alpha - local.lr * slope).clamp(0, 1)
         scratch["first"] = False

@@ -130,8 +130,8 @@ class TwinTrajectories(LayerWise):
             trains: A mask of the coordinates of θ that are trained; None trains all.
         """
         scale = self.spread(self.groups(local), scores, local.theta)
-        velocity = local.fresh_velocity()
-        local.scratch(self).update(own=own, buffers=buffers, scale=scale, velocity=velocity, trains=trains)
+        optimizer = local.start_optimizer()
+        local.scratch(self).update(own=own, buffers=buffers, scale=scale, optimizer=optimizer, trains=trains)
 
     def gradient(self, local: Local, backward: Backward) -> None:
         scratch, model = local.scratch(self), local.model
@@ -151,7 +151,7 @@ class TwinTrajectories(LayerWise):
         if self.perturb_at == "theta":
             ascent += own - local.theta
         before = None if scratch["trains"] is None else own.clone()
-        local.descend(own, plain, scratch["velocity"])
+        local.descend(own, plain, scratch["optimizer"])
         if before is not None:
             torch.where(scratch["trains"], own, before, out=own)
         with local.displaced(by=ascent, track_buffers=True):

@@ -131,7 +131,7 @@ class PLGUGRep(LayerWise):
         if local.branch != "global" or not self.generalise:
             return
         plain = local.grad.clone()
-        local.descend(local.theta, local.grad, local.velocity)
+        local.descend(local.theta, local.grad, local.optimizer_state or {})
         if self.reuse_grad:
             local.grad.copy_(plain)
         else:
