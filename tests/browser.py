@@ -91,13 +91,13 @@ class Browser:
         elif name == "Network.requestWillBeSent" and not values["request"]["url"].startswith(("file:", "data:")):
             self.errors.append(f"asked for {values['request']['url']}")
 
-    def open(self, path: Path, width: int = 1280, height: int = 900, dark: bool = False) -> None:
-        """Show a file in a window of this size."""
+    def open(self, path: Path | str, width: int = 1280, height: int = 900, dark: bool = False) -> None:
+        """Show a file or an address in a window of this size."""
         screen = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         self.call("Emulation.setDeviceMetricsOverride", **screen)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
-        self.call("Page.navigate", url=path.absolute().as_uri())
+        self.call("Page.navigate", url=path if isinstance(path, str) else path.absolute().as_uri())
         self.wait_for_load(self.loaded + 1)
 
     def wait_for_load(self, count: int) -> None:
@@ -119,6 +119,28 @@ class Browser:
         typed = {"text": "\r"} if key == "Enter" else {}
         for kind in ("keyDown", "keyUp"):
             self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=KEYS[key], **typed)
+
+    def box(self, selector: str) -> tuple[float, float, float, float]:
+        """Left, top, width and height of an element, scrolled to the middle of the window."""
+        there = f"document.querySelector({json.dumps(selector)})"
+        self.evaluate(f"{there}.scrollIntoView({{ block: 'center', behavior: 'instant' }})")
+        found = self.evaluate(
+            f"(({{ x, y, width, height }}) => [x, y, width, height])({there}.getBoundingClientRect())"
+        )
+        return tuple(found)  # type: ignore[return-value]
+
+    def drag(self, start: tuple[float, float], end: tuple[float, float]) -> None:
+        """Move the mouse with its button pressed."""
+        steps = [("mousePressed", start), ("mouseMoved", end), ("mouseReleased", end)]
+        for kind, (x, y) in steps:
+            pressed = {"button": "left", "buttons": int(kind != "mouseReleased"), "clickCount": 1}
+            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **pressed)
+
+    def double_click(self, x: float, y: float) -> None:
+        """Click twice."""
+        for count in (1, 2):
+            for kind in ("mousePressed", "mouseReleased"):
+                self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=count)
 
     def pdf(self) -> bytes:
         """The page as it prints."""

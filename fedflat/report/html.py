@@ -23,7 +23,7 @@ from fedflat.report.page import (
     training,
     watched,
 )
-from fedflat.report.page.markup import Html, Section, escaped, joined, tag
+from fedflat.report.page.markup import Html, Section, breakable, escaped, joined, tag
 from fedflat.report.page.page import Page
 from fedflat.report.page.run_groups import rounded
 from fedflat.runs.records import Record, RunLike, records_of
@@ -37,7 +37,7 @@ SECTIONS: tuple[Callable[[Page], Section | None], ...] = (
     *(client_section.interference, training.costs),
 )
 MARK, SOON = b'<meta name="generator" content="fedflat">', 4096  # what tells our pages, and how early they say it
-SCRIPTS = ("svg.js", "charts.js", "maps.js", "surface.js", "report.js")
+SCRIPTS = ("svg.js", "charts.js", "maps.js", "surface.js", "tools.js", "tables.js", "report.js")
 
 
 def report(
@@ -80,8 +80,10 @@ def document(records: Sequence[Record], title: str = "", reload: float = 0.0, li
     page = Page(begun)
     sections = [section for make in SECTIONS if (section := make(page))]
     script = "\n".join(_asset(name) for name in SCRIPTS)
+    name = title or _title(page)
     values = {
-        "title": escaped(title or _title(page)),
+        "title": escaped(name),
+        "head": breakable(name),
         "about": escaped(_about(page, len(records) - len(begun))),
         "menu": _menu(sections),
         "sections": joined(section.markup() for section in sections),

@@ -29,6 +29,7 @@ from fedflat.report.page.training import chosen_targets
 from fedflat.runs.records import Record, grouped, records_of
 from fedflat.runs.series import run_all, series
 from fedflat.studies.study import study
+from fedflat.words import number, percent
 
 EVIL = "</script><img src=x onerror=alert(1)>"
 
@@ -133,6 +134,31 @@ def test_of_equals_none_is_said_to_be_ahead(tmp_path: Path) -> None:
     runs = [fedflat.run(experiment(method=method, rounds=2)) for method in ("fedavg", "fedprox(mu=0.0)")]
     text = Page(report(runs, tmp_path / "r.html")).text
     assert ", as does fedprox(mu=0.0)." in text and "and so do the worst-off 5 % of them" in text
+
+
+def test_clients_are_listed_by_name_with_what_each_reached(tmp_path: Path) -> None:
+    x, y = torch.randn(12, 4), torch.arange(12) % 3
+    hospitals = {"Ulm": (x, y), "Oslo": (x[:6], y[:6])}
+    federation = fedflat.Federation(hospitals, client_tests=hospitals)
+    e = experiment(clients=2, participation="all", local_holdout=0.0, evaluate_clients=1, data="custom", model="custom")
+    run = fedflat.run(e, federation=federation, model=torch.nn.Linear(4, 3), out=tmp_path / "run")
+    page = Page(report([tmp_path / "run"], tmp_path / "r.html"))
+    _, table = page.text.split("All 2 clients", 1)
+    for name, size, row in zip(hospitals, (12, 6), run.evaluations[-2:], strict=True):
+        assert f"{name}{size}{percent(row['common'])}" in table
+
+
+def test_a_small_eigenvalue_is_told_with_its_training_loss_and_without_a_promise(
+    runs: list[Path], tmp_path: Path
+) -> None:
+    own = [copied(run, tmp_path / run.name) for run in runs[::2]]
+    study(own, ["curvature"], samples=20)
+    text = Page(report(own, tmp_path / "r.html")).text
+    for run in own:
+        stored = json.loads((run / "analysis" / "curvature.json").read_text())
+        loss, largest = number(stored["conditions"]["loss"]), number(stored["eigenvalues"][0])
+        assert f"{largest} at a training loss of {loss}" in text
+    assert "as a rule generalises better" not in text and "does not mean better generalisation" in text
 
 
 # ---- what is not in it ----

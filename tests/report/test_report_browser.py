@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import base64
+import csv
+import io
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from browser import Browser, browser, find_chromium
-from report_worlds import analysed, three_runs
+from PIL import Image
+from report_worlds import analysed, experiment, three_runs
 
 from fedflat.report.html import report, write
-from fedflat.runs.records import records_of
+from fedflat.runs.records import Record, records_of
 from report.test_report import EVIL
 
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
@@ -83,6 +89,108 @@ def test_hands_on_the_keyboard(tab: Browser, page: Path) -> None:
         tab.evaluate("document.getElementById('theme').click()")
     assert tab.evaluate(INK) != ink
     tab.evaluate("localStorage.clear()")
+
+
+SPLIT = """(() => {  // words of heads whose letters are not all in one line
+  const found = [], range = document.createRange();
+  for (const head of document.querySelectorAll("h1, h2, h3, th, dt, figcaption, summary, .links a")) {
+    const walker = document.createTreeWalker(head, NodeFilter.SHOW_TEXT);
+    while (walker.nextNode()) for (const word of walker.currentNode.data.matchAll(/\\p{L}+/gu)) {
+      range.setStart(walker.currentNode, word.index);
+      range.setEnd(walker.currentNode, word.index + word[0].length);
+      if (new Set([...range.getClientRects()].map((box) => Math.round(box.top))).size > 1) found.push(word[0]);
+    }
+  }
+  return found;
+})()"""
+
+
+@pytest.mark.parametrize("width", [1280, 1000, 768, 600, 360, 320])
+def test_no_head_breaks_within_a_word(tab: Browser, page: Path, width: int) -> None:
+    tab.open(page, width)
+    tab.evaluate("document.querySelectorAll('details').forEach(fold => { fold.open = true })")
+    assert tab.evaluate(SPLIT) == []
+    assert tab.evaluate(OVERFLOW) <= 0
+
+
+CHART = "#curves svg[tabindex]"
+
+
+def test_dragging_zooms_and_a_double_click_shows_all_again(tab: Browser, page: Path) -> None:
+    tab.open(page)
+    left, top, width, height = tab.box(CHART)
+    first = (
+        f"[...document.querySelector('{CHART}').querySelectorAll('text[text-anchor=middle]')].map(t => +t.innerHTML)"
+    )
+    whole = tab.evaluate(first)
+    assert (min(whole), max(whole)) == (1, 4)
+    tab.drag((left + 0.75 * width, top + 0.5 * height), (left + 0.95 * width, top + 0.5 * height))
+    assert min(tab.evaluate(first)) > 2
+    assert not tab.evaluate("document.querySelector('#curves .tool').hidden")
+    tab.double_click(left + 0.5 * width, top + 0.5 * height)
+    assert tab.evaluate(first) == whole
+
+
+def test_smoothing_averages_the_values_and_keeps_them_in_sight(tab: Browser, tmp_path: Path) -> None:
+    row = {"clients": 1, "left_out": 0, "steps": 1, "floats_up": 1, "floats_down": 1, "seconds": 1.0}
+    zigzag = [
+        row | {"round": t, "accuracy": 0.5 + 0.1 * (-1) ** t, "loss": 1.0, "train_loss": 1.0} for t in range(1, 31)
+    ]
+    tab.open(report([Record(experiment(rounds=30), zigzag)], tmp_path / "r.html"))
+    assert tab.evaluate("document.querySelectorAll('path.bare').length") == 0
+    tab.evaluate(
+        "(s => { s.value = 0.1; s.dispatchEvent(new Event('input')) })(document.querySelector('.smoothing input'))"
+    )
+    middle = tab.evaluate("smoothed(shown[0])[0].y.slice(1, -1)")
+    assert sorted({round(value, 6) for value in middle}) == [0.466667, 0.533333]
+    assert tab.evaluate("document.querySelectorAll('path.bare').length") > 0
+    assert "3 values" in tab.evaluate("document.querySelector('.smoothing').textContent")
+
+
+def test_every_chart_can_be_taken_away(tab: Browser, page: Path) -> None:
+    """As a picture that is one, with its title, and as numbers."""
+    tab.open(page)
+    for place in range(tab.evaluate("shown.length")):
+        title = tab.evaluate(f"shown[{place}].label")
+        drawing = ElementTree.fromstring(tab.evaluate(f"picture(shown[{place}].host, shown[{place}])"))
+        assert title in "".join(drawing.itertext())
+        rows = list(csv.reader(tab.evaluate(f"CSV[shown[{place}].kind](shown[{place}])").splitlines()))
+        assert len(rows) > 1 and {len(row) for row in rows} == {len(rows[0])}
+    for kind in ("lines", "surface"):
+        url = tab.evaluate(f"(p => bitmap(picture(p.host, p)))(shown.find(p => p.kind === '{kind}'))")
+        picture = Image.open(io.BytesIO(base64.b64decode(url.removeprefix("data:image/png;base64,")))).convert("RGB")
+        assert len(picture.getcolors(1 << 24) or []) > 50  # not blank
+
+
+def test_tables_sort_by_what_their_cells_mean(tab: Browser, page: Path) -> None:
+    tab.open(page)
+    amounts = ["900", "1.2 k", "0:59", "1:10:00", "3.4 s", "-2", "60+", "1e-4", "word"]
+    found = tab.evaluate(f"{amounts}.map(amountOf).map(n => Number.isNaN(n) ? null : n)")
+    assert found == [900, 1200, 59, 4200, 3.4, -2, 60.5, 0.0001, None]
+    column = "[...document.querySelectorAll('#clients tbody tr')].map(row => parseFloat(row.cells[2].textContent))"
+    before = tab.evaluate(column)
+    for turn in (False, True):
+        tab.evaluate("document.querySelectorAll('#clients thead button')[2].click()")
+        assert tab.evaluate(column) == sorted(before, reverse=turn)
+
+
+def test_surfaces_stand_two_by_two_and_say_where_they_are_cut(tab: Browser, runs: list[Path], tmp_path: Path) -> None:
+    methods = ("a", "b", "c", "d")
+    for method in methods:
+        shutil.copytree(runs[0], tmp_path / method)
+        own = tmp_path / method / "experiment.toml"
+        own.write_text(own.read_text().replace('method = "fedavg"', f'method = "fedprox(mu={ord(method)})"'))
+    flat = tmp_path / "d" / "analysis" / "landscape.json"
+    stored = json.loads(flat.read_text())
+    stored["loss"][0][0] = 1e6
+    flat.write_text(json.dumps(stored))
+    tab.open(report([tmp_path / method for method in methods], tmp_path / "r.html"))
+    edges = tab.evaluate(
+        "[...document.querySelectorAll('#landscape .card')].map(c => c.getBoundingClientRect()).map(b => [b.x, b.y])"
+    )
+    assert len({x for x, _ in edges}) == len({y for _, y in edges}) == 2
+    assert "≥" in tab.evaluate("document.querySelector('#landscape .ramp').textContent")
+    assert "≥" not in tab.evaluate("document.querySelector('#eigenplane .ramp').textContent")
 
 
 def test_a_hostile_run_is_shown_and_does_nothing(tab: Browser, runs: list[Path], tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def generalisation(page: Page) -> Section | None:
 
 
 def _table(found: Sequence[tuple[Any, list[dict[str, float]]]], key: str, title: str, how: str, menu: str) -> Section:
-    """One row a group, mean and deviation over its seeds of whatever the first run has."""
+    """One row per group: mean and deviation over its seeds of whatever the first run has."""
     heads = list(found[0][1][0])
     rows = [
         [named(group), *(with_spread([run[h] for run in runs if h in run]) for h in heads)] for group, runs in found

@@ -43,24 +43,43 @@ function path(x, y, xs, ys, least) {
 }
 
 function lines(host, plot) {
-  const log = plot.y.log, least = log ? plot.y.least || 0 : -Infinity, series = plot.series.filter((one) => !hidden.has(one.key));
+  const log = plot.y.log, least = log ? plot.y.least || 0 : -Infinity, all = smoothed(plot);
+  const series = all.filter((one) => !hidden.has(one.key));
   const box = frame(host, 290, [10, 20, 46, 54], plot.label);
   if (!series.length) return;
-  const fine = (value) => value !== null && value > least;
-  const xs = plot.series.flatMap((one) => one.x);
-  const ys = plot.series.flatMap((one) => [...one.y, ...(one.low || []), ...(one.high || []), ...(one.bare || [])]).filter(fine);
-  let [low, high] = reach(ys, log), [first, last] = [Math.min(...xs), Math.max(...xs)];
-  if (plot.diagonal) [low, high, first, last] = [0, 1, 0, 1];
-  if (plot.y.form === "percent") high = Math.min(high, Math.max(1, ...ys));
+  const view = seen(plot, all, least), [first, last] = view.x, [low, high] = view.y;
   const x = scale(first, last, box.left, box.right), y = scale(low, high, box.bottom, box.top, log);
   const levels = { x: ticks(first, last, box.width < 420 ? 4 : 6), y: log ? decades(low, high) : ticks(low, high, 5) };
   drawAxes(box, x, y, plot, levels);
-  if (plot.diagonal) element("line", { class: "cursor", x1: x(0), y1: y(0), x2: x(1), y2: y(1) }, box.svg);
+  const inside = clipped(box, `clip${host.dataset.plot}`);
+  if (plot.diagonal) element("line", { class: "cursor", x1: x(0), y1: y(0), x2: x(1), y2: y(1) }, inside);
   for (const mark of plot.marks || []) {
-    element("line", { class: "cursor", x1: x(mark.x), x2: x(mark.x), y1: box.top, y2: box.bottom }, box.svg);
+    element("line", { class: "cursor", x1: x(mark.x), x2: x(mark.x), y1: box.top, y2: box.bottom }, inside);
   }
-  for (const one of series) drawLine(box.svg, x, y, one, least, log ? low : least);
-  if (xs.length) follow(box, x, y, plot, series);
+  for (const one of series) drawLine(inside, x, y, one, least, log ? low : least);
+  follow(box, x, y, plot, series, view);
+  zoomable(box, x, y, plot);
+}
+
+/** What of a plot is to be seen: what the reader has zoomed to, else all of it; a little widened. */
+function seen(plot, series, least) {
+  const xs = series.flatMap((one) => one.x), from = plot.x.from ?? Math.min(...xs);
+  if (plot.diagonal && !plot.zoom) return { x: [0, 1], y: [0, 1] };
+  const [first, last] = plot.zoom?.x || [from, Math.max(...xs)];
+  if (plot.zoom?.y) return plot.zoom;
+  const near = (one) => one.x.map((value, i) => value >= first && value <= last ? i : -1).filter((i) => i >= 0);
+  const ys = series.flatMap((one) => near(one).flatMap((i) => [one.y, one.low, one.high, one.bare].map((row) => row?.[i])));
+  const fine = ys.filter((value) => typeof value === "number" && value > least);
+  let [low, high] = reach(fine.length ? fine : [1], plot.y.log);
+  if (plot.y.form === "percent") high = Math.min(high, Math.max(1, ...fine));
+  return { x: [first, last], y: [low, high] };
+}
+
+/** A group whose content ends where the frame does. */
+function clipped(box, id) {
+  const path = element("clipPath", { id }, box.svg);
+  element("rect", { x: box.left - 3, y: box.top - 3, width: box.right - box.left + 6, height: box.bottom - box.top + 4 }, path);
+  return element("g", { "clip-path": `url(#${id})` }, box.svg);
 }
 
 function drawLine(svg, x, y, one, least, bottom) {
@@ -75,8 +94,10 @@ function drawLine(svg, x, y, one, least, bottom) {
 }
 
 /** A cursor that follows the pointer or the arrow keys and tells the values there. */
-function follow(box, x, y, plot, series) {
-  const places = [...new Set(series.flatMap((one) => one.x))].sort((a, b) => a - b);
+function follow(box, x, y, plot, series, view) {
+  const inside = (value) => value >= view.x[0] && value <= view.x[1];
+  const places = [...new Set(series.flatMap((one) => one.x))].filter(inside).sort((a, b) => a - b);
+  if (!places.length) return;
   const layer = element("g", {}, box.svg);
   const wide = FORMS[plot.x.form || "number"], tall = FORMS[plot.y.form || "number"];
   let at = places.length - 1;
@@ -86,12 +107,12 @@ function follow(box, x, y, plot, series) {
     const value = places[at], left = x(value), told = [];
     element("line", { class: "cursor", x1: left, x2: left, y1: box.top, y2: box.bottom }, layer);
     for (const one of series) {
-      const i = nearest(one.x, value);
-      if (one.y[i] === null || (Math.abs(x(one.x[i]) - left) > 6)) continue;
+      const i = nearest(one.x, value), height = one.y[i];
+      if (height === null || (Math.abs(x(one.x[i]) - left) > 6)) continue;
       const range = one.low ? ` (${tall(one.low[i])} to ${tall(one.high[i])})` : "";
       const raw = one.bare && one.bare[i] !== null ? `, unsmoothed ${tall(one.bare[i])}` : "";
-      told.push([one.y[i], `${one.name}: ${tall(one.y[i])}${range}${raw}`]);
-      if (one.y[i] > (plot.y.log ? plot.y.least || 0 : -Infinity)) element("circle", { class: `fill c${one.place % PALETTE}`, cx: x(one.x[i]), cy: y(one.y[i]), r: 4 }, layer);
+      told.push([height, `${one.name}: ${tall(height)}${range}${raw}`]);
+      if (height >= view.y[0] && height <= view.y[1]) element("circle", { class: `fill c${one.place % PALETTE}`, cx: left, cy: y(height), r: 4 }, layer);
     }
     const spot = box.svg.getBoundingClientRect(), zoom = spot.width / box.width;
     const texts = told.sort((a, b) => b[0] - a[0]).map(([, text]) => text);
@@ -99,8 +120,8 @@ function follow(box, x, y, plot, series) {
     const clear = spot.top + zoom * (above ? box.bottom : box.top);  // where the lines are not
     tip.show([`${plot.x.label} ${wide(value)}`, ...texts].join("\n"), spot.left + left * zoom, clear);
   };
-  box.svg.setAttribute("tabindex", "0");
   box.svg.addEventListener("pointermove", (event) => {
+    if (event.buttons) return leave();
     const spot = box.svg.getBoundingClientRect();
     at = nearest(places, x.back((event.clientX - spot.left) / spot.width * box.width));
     show();
@@ -123,7 +144,7 @@ function nearest(values, wanted) {
   return best;
 }
 
-/** One row of bars a series, all on one scale from 0 to 1. */
+/** One row of bars per series, all on one scale from 0 to 1. */
 function histogram(host, plot) {
   const shown = plot.series.filter((one) => !hidden.has(one.key));
   const first = Math.max(0, Math.min(...plot.series.map((one) => one.counts.findIndex((count) => count > 0))));
@@ -154,7 +175,7 @@ function histogram(host, plot) {
   });
 }
 
-/** A row of points a name, on a logarithmic scale. */
+/** One row of points per name, on a logarithmic scale. */
 function dots(host, plot) {
   const series = plot.series.filter((one) => !hidden.has(one.key));
   const values = plot.series.flatMap((one) => one.values).filter((value) => value > 0);

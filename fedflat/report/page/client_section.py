@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from statistics import fmean
 from typing import Any
 
 from fedflat.core.fairness import Fairness
-from fedflat.report.page.markup import Section
-from fedflat.report.page.page import Page, beside
+from fedflat.report.page.markup import Html, Section, folded, table
+from fedflat.report.page.page import Page, beside, client_name
 from fedflat.report.page.run_groups import Group
-from fedflat.runs.records import Record
+from fedflat.runs.records import Record, lead_of
 from fedflat.words import percent
 
+LISTED = 200  # clients in a table at most
 ROWS = 60  # clients in a map at most
 COLUMNS = 120  # evaluations in a map at most
 
@@ -21,14 +23,57 @@ def distribution(page: Page) -> Section | None:
     """Histograms of the clients' accuracies."""
     found = [(group, [own for r in group.records if (own := r.client_accuracies()[0])]) for group in page.groups]
     series = [_histogram(group, runs) for group, runs in found if runs]
-    if not series or page.form != "percent":
+    if not series:
         return None
-    how = (
-        "Bars count clients by their accuracy on their own test data, all seeds together: a tail to the left is "
-        "clients whom the model serves badly. The solid mark is the mean, the dotted ones the lowest and highest 5 %."
+    lead = lead_of(page.records)
+    how, body = f"Each client’s {lead} on its own test data, mean over the seeds.", list[str]()
+    if page.form == "percent":
+        how = (
+            f"Bars count clients by their {lead} on their own test data, all seeds together. A tail to the left means "
+            "clients whom the model serves badly. The solid mark is the mean, the dotted ones lowest and highest 5 %."
+        )
+        drawn = page.draw("histogram", f"Clients by {lead}", {"series": series}, titled=False)
+        body = [page.legend(), drawn]
+    return Section("clients", "How the clients fare", how, [*body, _by_name(page)], "Clients")
+
+
+def _by_name(page: Page) -> Html:
+    """A table of the clients; of many, only those who fare worst."""
+    scores: dict[int, dict[int, list[float]]] = {}
+    for group in page.groups:
+        for client, value in _last_scores(group):
+            scores.setdefault(client, {}).setdefault(group.place, []).append(value)
+    means = {client: {place: fmean(each) for place, each in found.items()} for client, found in scores.items()}
+    sign = -1 if page.falls else 1
+    worst = sorted(means, key=lambda client: (sign * fmean(means[client].values()), client))
+    groups = [group for group in page.groups if any(group.place in found for found in means.values())]
+    first, sizes = page.records[0], _sizes(page.records[0])
+    rows = [
+        [client_name(first, client), *([str(sizes[client])] if sizes else [])]
+        + [page.shown(means[client].get(group.place)) for group in groups]
+        for client in sorted(worst[:LISTED])
+    ]
+    heads = ["client", *(["training samples"] if sizes else []), *(group.label for group in groups)]
+    which = (
+        f"The {LISTED} clients who fare worst, of {len(means)}" if len(means) > LISTED else f"All {len(means)} clients"
     )
-    drawn = page.draw("histogram", "Clients by accuracy", {"series": series}, titled=False)
-    return Section("clients", "How the clients fare", how, [page.legend(), drawn], "Clients")
+    return folded(which, table(heads, rows, "Clients", look="numbers"))
+
+
+def _last_scores(group: Group) -> Iterator[tuple[int, float]]:
+    """(client, value) at the last evaluation of every run."""
+    for record in group.records:
+        rows = [row for row in record.evaluations if not row["new"]]
+        for row in rows:
+            if row["round"] == rows[-1]["round"] and (value := _own(row)) is not None:
+                yield int(row["client"]), value
+
+
+def _sizes(record: Record) -> list[int]:
+    """Training samples per client, where the run folder tells them of all."""
+    held = record.file("partition.json")
+    counts = held.get("counts", []) if len(held.get("shown", [])) == held.get("clients") else []
+    return [sum(row) for row in counts]
 
 
 def _histogram(group: Group, runs: list[list[float]]) -> dict[str, Any]:
@@ -52,8 +97,9 @@ def interference(page: Page) -> Section | None:
     least = min(value for _, record in maps for row in record.evaluations if (value := _own(row)) is not None)
     drawn = beside(*(_map(page, group, record, math.floor(10 * least) / 10) for group, record in maps))
     how = (
-        "One row a client, one column an evaluation; bright is accurate. Rows that flicker belong to clients whose "
-        "knowledge is overwritten by others’; “forgotten” is how far clients are below their best, on average."
+        "There is one row per client and one column per evaluation; bright is accurate. Rows that flicker belong to "
+        "clients whose knowledge is overwritten by that of others. “Forgotten” is how far the clients are below their "
+        "best, on average."
     )
     return Section("interference", "Who is forgotten when", how, [drawn], "Interference")
 
@@ -79,7 +125,7 @@ def _map(page: Page, group: Group, record: Record, low: float) -> str:
     clients, columns = sorted(table)[:: -(-len(table) // ROWS)], rounds[:: -(-len(rounds) // COLUMNS)]
     label = f"{group.label}, seed {record.experiment.seed}: forgotten {percent(forgotten)}"
     values = [[table[client].get(round) for round in columns] for client in clients]
-    names = {"rows": [str(client) for client in clients], "columns": [str(round) for round in columns]}
+    names = {"rows": [client_name(record, client) for client in clients], "columns": [str(round) for round in columns]}
     scale = {"ramp": "heat", "low": low, "high": 1.0, "form": "percent"}
     axes = {"x": "round", "y": "client", "value": "accuracy"}
     return page.draw("heat", label, {"values": values, **names, **scale, **axes})

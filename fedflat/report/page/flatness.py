@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from fedflat.report.page.markup import Html, Section, table, tag
-from fedflat.report.page.page import Page, beside, named
+from fedflat.report.page.page import Page, beside, named, training_loss
 from fedflat.report.page.run_groups import Group, Points, Series, spread, thinned
 from fedflat.report.page.training import bar
 from fedflat.words import with_spread
 
+LOSS = "training loss"
 GRID, BLUR, FLOOR = 240, 0.02, 1e-5  # points of a density, width of its Gaussians over the range, least value drawn
 
 
@@ -24,7 +25,7 @@ def pairs(xs: list[Any], ys: list[Any]) -> Points:
 
 
 def lines(page: Page, name: str, read: Callable[[dict[str, Any]], Points]) -> list[Series]:
-    """An analysis as one curve a group: mean over the seeds, with their range."""
+    """An analysis as one curve per group: mean over the seeds, with their range."""
     found = [(group, spread(curves)) for group, curves in page.analyses(name, read)]
     return [group.series(**thinned(curve)) for group, curve in found if curve]
 
@@ -33,8 +34,9 @@ def flatness(page: Page) -> Section | None:
     """Extreme eigenvalues and trace as a table, the largest eigenvalues and the density as curves."""
     body = [part for part in (_extremes(page), _spectra(page)) if part]
     how = (
-        "The eigenvalues of the loss’s Hessian say how steeply the loss rises around a model: a small λ max and a "
-        "small trace are a flat minimum, which as a rule generalises better."
+        "The eigenvalues of the loss’s Hessian tell how the loss bends around a model: the smaller λ max and trace, "
+        "the flatter the minimum. By itself a small λ max does not tell which model generalises better: there are "
+        "methods that raise both accuracy and λ max. Compare models of about the same training loss, and look at λ min."
     )
     return Section("flatness", "How flat is the minimum?", how, body, "Flatness") if body else None
 
@@ -44,7 +46,7 @@ def _extremes(page: Page) -> Html | None:
     if not found:
         return None
     known = {head for _, runs in found for run in runs for head in run}
-    heads = [head for head in ("λ max", "trace", "λ₁ / λ₅", "λ min") if head in known]
+    heads = [head for head in (LOSS, "λ max", "trace", "λ₁ / λ₅", "λ min") if head in known]
     columns = [[[run[head] for run in runs if head in run] for _, runs in found] for head in heads]
     most = [max((fmean(values) for values in column if values), default=0.0) for column in columns]
     rows = [
@@ -59,6 +61,7 @@ def _measures(values: dict[str, Any]) -> dict[str, float]:
     eigenvalues = [float(value) for value in values["eigenvalues"]]
     found = {"λ max": eigenvalues[0], "λ min": float(values["smallest"])}
     found |= {"trace": float(values["trace"])} if values["trace"] is not None else {}
+    found |= {} if (loss := training_loss(values)) is None else {LOSS: loss}
     return found | ({"λ₁ / λ₅": eigenvalues[0] / eigenvalues[4]} if len(eigenvalues) > 4 and eigenvalues[4] else {})
 
 
@@ -109,7 +112,7 @@ def layers(page: Page) -> Section | None:
     for which, title in enumerate(titles):
         series = [group.series(values=[_mean(runs, name, which) for name in names]) for group, runs in found]
         plots.append(page.draw("dots", title, {"rows": [str(name) for name in names], "series": series}))
-    how = "One row a layer; points further to the left are flatter layers, or layers with smaller inputs."
+    how = "There is one row per layer. Points further to the left are flatter layers, or layers with smaller inputs."
     return Section("layers", "Layer by layer", how, [page.legend(g for g, _ in found), beside(*plots)], "Layers")
 
 

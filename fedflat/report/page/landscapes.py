@@ -42,7 +42,8 @@ def _section(page: Page, name: str, title: str, how: str, menu: str) -> Section 
 def _drawn(page: Page, title: str, items: Sequence[Item]) -> Html:
     values = [z for item in items for row in item["z"] for z in row if z is not None]
     low, high = min(values), min(max(values), STEEP * median(values))
-    return page.draw("surface", title, {"items": list(items), "low": low, "high": high}, titled=False)
+    cut = high < max(values) or any(z is None for item in items for row in item["z"] for z in row)
+    return page.draw("surface", title, {"items": list(items), "low": low, "high": high, "cut": cut}, titled=False)
 
 
 def _first(name: str, records: Sequence[Record]) -> Item | None:

@@ -4,7 +4,8 @@ function heat(host, plot) {
   const rows = plot.values.length, columns = plot.columns.length, form = FORMS[plot.form || "number"];
   const flat = plot.values.flat().filter((value) => value !== null);
   const low = plot.low ?? 0, high = plot.high ?? (Math.max(...flat) || 1);
-  const width = Math.max(260, host.clientWidth), left = 44, top = 4, foot = 34;
+  const width = Math.max(260, host.clientWidth), top = 4, foot = 34;
+  const left = Math.min(width / 4, Math.max(44, 16 + 6.5 * Math.max(...plot.rows.map((name) => name.length))));
   const cell = [(width - left - 4) / columns, Math.min(24, Math.max(3, 300 / rows))];
   const height = top + rows * cell[1] + foot;
   const [made, pen] = canvas(host, width, height, `${plot.label}: ${plot.value} by ${plot.y} and ${plot.x}`);
@@ -17,7 +18,7 @@ function heat(host, plot) {
   }));
   pen.fillStyle = colour("quiet");
   pen.textAlign = "right";
-  const tall = Math.ceil(16 / cell[1]), wide = Math.ceil(34 / cell[0]);
+  const tall = Math.ceil(16 / cell[1]), wide = Math.ceil((14 + 6.5 * Math.max(3, ...plot.columns.map((name) => name.length))) / cell[0]);
   plot.rows.forEach((name, i) => { if (i % tall === 0) pen.fillText(name, left - 8, top + (i + 0.5) * cell[1] + 4, left - 8); });
   pen.textAlign = "center";
   plot.columns.forEach((name, j) => { if (j % wide === 0) pen.fillText(name, left + (j + 0.5) * cell[0], height - foot + 15); });
@@ -38,7 +39,7 @@ function heat(host, plot) {
 }
 
 /** The loss seen from above: colours, contour lines at the levels given, the models that lie in it. */
-function contour(host, item, low, high, levels) {
+function contour(host, item, { low, high, cut }, levels) {
   const size = Math.min(420, Math.max(240, host.clientWidth)), left = 40, foot = 24, inner = size - left - 8;
   const [made, pen] = canvas(host, size, inner + foot + 8, `Contour map of the loss${item.name ? ` around ${item.name}` : ""}`);
   const [xs, ys] = [item.x, item.y];
@@ -59,9 +60,14 @@ function contour(host, item, low, high, levels) {
     const share = [(px - left) / inner, (8 + inner - py) / inner];
     if (share.some((value) => value < 0 || value > 1)) return tip.hide();
     const place = `${short(x.back(px))}, ${short(y.back(py))}`;
-    tip.show(`${item.name ? `${item.name}\n` : ""}at ${place}: loss ${short(between(item, ...share, high))}`, event.clientX, event.clientY);
+    tip.show(`${item.name ? `${item.name}\n` : ""}at ${place}: loss ${told(between(item, ...share, high), high, cut)}`, event.clientX, event.clientY);
   });
   made.addEventListener("pointerleave", tip.hide);
+}
+
+/** A loss as text; where a picture was cut, its highest value stands for anything above. */
+function told(value, high, cut) {
+  return `${cut && value >= high * 0.9999 ? "≥ " : ""}${short(value)}`;
 }
 
 /** The colours of a contour map, so many dots across. */

@@ -24,6 +24,15 @@ def joined(parts: Iterable[str]) -> Html:
     return Html("".join(map(escaped, parts)))
 
 
+def breakable(text: str) -> Html:
+    """Text that may continue in the next line after the signs of a method, as in `scaffold+asam(rho=0.5)`.
+
+    >>> breakable("a+b(c=1)")
+    'a+<wbr>b(c=1)'
+    """
+    return Html(re.sub(r"([+,/_])(?=\S)", r"\1<wbr>", escaped(text)))
+
+
 def tag(name: str, *content: str, **attributes: str | None) -> Html:
     """An element. Attributes are written as names of Python (`class_`, `data_key`); those that are None are left out.
 

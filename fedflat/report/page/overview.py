@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedflat.report.comparison import Row
 from fedflat.report.page.markup import Html, Section, joined, table, tag
-from fedflat.report.page.page import Page, named
+from fedflat.report.page.page import Page, named, training_loss
 from fedflat.report.significance import ENOUGH
 from fedflat.runs.records import TAIL, first_measured
 from fedflat.words import MISSING, TIE, duration, number, percent
@@ -20,8 +20,8 @@ def summary(page: Page) -> Section:
     """Sentences that name the best, and the table of all."""
     lines = [tag("p", sentence, class_="verdict" if place == 0 else None) for place, sentence in enumerate(_said(page))]
     how = (
-        f"Means over the seeds ± sample standard deviation; “tail” averages the last {percent(TAIL, 0)} of the rounds, "
-        "which no single lucky round can move."
+        f"Means over the seeds ± sample standard deviation. “Tail” averages the last {percent(TAIL, 0)} of the rounds, "
+        "so that no single lucky round can move it."
     )
     return Section("summary", "In short", how, [tag("div", *lines, class_="said"), _headline(page), _notes(page)])
 
@@ -75,19 +75,24 @@ def _ahead(page: Page, first: Row, second: Row) -> list[str]:
     return [f", {gap}{unit} {side} ", _strong(second), ": less than the seeds differ" if doubt > float(gap) else ""]
 
 
-def _flattest(flat: dict[str, float], winner: str) -> Html:
-    """Who has the smallest λ max, and whether that is who won; no claim that one is the reason for the other."""
-    ordered = sorted(flat, key=lambda label: flat[label])
+def _flattest(flat: dict[str, Sharpness], winner: str) -> Html:
+    """Who has the smallest λ max, at which training loss, and whether that is who won: no claim of cause and effect."""
+    ordered = sorted(flat, key=lambda label: flat[label].largest)
     flattest, sharpest = ordered[0], ordered[-1]
     also = " also" if flattest == winner else ""
     return joined(
         [
-            tag("strong", flattest),
-            f"{also} has the smallest λ max: {number(flat[flattest])} against {number(flat[sharpest])} of ",
-            tag("strong", sharpest),
-            ". Compare it at similar training losses only, and see the findings on what flatness tells here.",
+            *(tag("strong", flattest), f"{also} has the smallest λ max, {_sharp(flat[flattest])}; "),
+            *(tag("strong", sharpest), f" has the largest, {_sharp(flat[sharpest])}. "),
+            "Between models of different training loss the comparison says little, and a small λ max alone does not "
+            "mean better generalisation.",
         ]
     )
+
+
+def _sharp(found: Sharpness) -> str:
+    loss = "" if found.loss is None else f" at a training loss of {number(found.loss)}"
+    return f"{number(found.largest)}{loss}"
 
 
 def _fairest(page: Page, served: dict[str, float], low: dict[str, float]) -> Html:
@@ -113,13 +118,25 @@ def _strong(row: Row) -> Html:
     return tag("strong", row["runs"])
 
 
-def sharpness(page: Page) -> dict[str, float]:
-    """Largest eigenvalue of the Hessian by group, mean over the seeds, where it was looked at."""
+class Sharpness(NamedTuple):
+    """Largest eigenvalue of the Hessian, and the model's loss on the same training samples; means over the seeds."""
+
+    largest: float
+    loss: float | None
+
+
+def sharpness(page: Page) -> dict[str, Sharpness]:
+    """How sharp the minimum of each group is, where it was looked at."""
     for name in ("curvature", "spectrum", "density"):
-        found = page.analyses(name, lambda values: float(values["eigenvalues"][0]))
+        found = page.analyses(name, lambda values: (float(values["eigenvalues"][0]), training_loss(values)))
         if found:
-            return {group.label: fmean(values) for group, values in found}
+            return {group.label: _mean_sharpness(values) for group, values in found}
     return {}
+
+
+def _mean_sharpness(values: list[tuple[float, float | None]]) -> Sharpness:
+    losses = [loss for _, loss in values if loss is not None]
+    return Sharpness(fmean(largest for largest, _ in values), fmean(losses) if losses else None)
 
 
 def served_clients(page: Page) -> dict[str, float]:
@@ -135,7 +152,7 @@ Column = tuple[str, Callable[[Row], str], Callable[[Row], float | None]]
 
 
 def _headline(page: Page) -> Html:
-    """One row a group; the best value of each column is marked."""
+    """One row per group; the best value of each column is marked."""
     columns, rows = _columns(page), page.comparison.rows
     body = [
         [named(group), *(_marked(text(row), rank(row), list(map(rank, rows))) for _, text, rank in columns)]
@@ -162,10 +179,19 @@ def _columns(page: Page) -> list[Column]:
         )
         columns.append(_share(page, "worst 5 % of clients", "low5"))
     if flat:
-        columns.append(("λ max", lambda row: number(flat.get(row["runs"])), lambda row: _less(flat.get(row["runs"]))))
+        columns += [_curved("training loss", flat, 1), _curved(f"λ{TIE}max", flat, 0)]
     if any(row["p"] is not None for row in rows):
         columns.append(("p", lambda row: MISSING if row["p"] is None else number(row["p"]), lambda row: None))
     return [*columns, ("time", lambda row: duration(row["seconds"]), lambda row: None)]
+
+
+def _curved(head: str, flat: dict[str, Sharpness], place: int) -> Column:
+    """λ max, or the loss beside which it is to be read. Neither is marked: the smallest is not always the best."""
+
+    def text(row: Row) -> str:
+        return number(flat[row["runs"]][place]) if row["runs"] in flat else MISSING
+
+    return head, text, lambda row: None
 
 
 def _less(value: float | None) -> float | None:

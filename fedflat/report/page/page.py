@@ -12,13 +12,16 @@ from typing import Any, TypeVar
 from fedflat.errors import CheckpointError
 from fedflat.report.compare import compare
 from fedflat.report.comparison import Comparison
-from fedflat.report.page.markup import Html, tag
+from fedflat.report.figures import LONG, SMOOTH
+from fedflat.report.page.markup import Html, breakable, tag
 from fedflat.report.page.run_groups import Group, Series
 from fedflat.runs.records import Record, first_measured, grouped, lead_of
 from fedflat.words import number, percent
 
 T = TypeVar("T")
 Axis = dict[str, Any]
+SHORT = 8  # a curve of fewer values is not worth smoothing
+CLIENTS = {"personal_mean": "the clients’ own models", "clients_mean": "the clients on their own test data"}
 NOT_FINITE = ("inf", "-inf", "nan")  # as an analysis writes them
 
 
@@ -37,7 +40,7 @@ class Page:
     @cached_property
     def metric(self) -> str:
         """What runs are judged by: the leading metric of the common model, or the clients' own where there is none."""
-        return first_measured(self.records, lead_of(self.records), "personal_mean")
+        return first_measured(self.records, lead_of(self.records), *CLIENTS)
 
     @property
     def falls(self) -> bool:
@@ -53,7 +56,7 @@ class Page:
     def what(self) -> str:
         """What that metric is called in a sentence."""
         lead = lead_of(self.records)
-        return lead if self.metric == lead else f"mean {lead} of the clients’ own models"
+        return f"mean {lead} of {CLIENTS[self.metric]}" if self.metric in CLIENTS else lead
 
     def shown(self, value: float | None) -> str:
         """A value of that metric as text."""
@@ -61,16 +64,30 @@ class Page:
 
     @cached_property
     def comparison(self) -> Comparison:
-        """One row a group."""
+        """One row per group."""
         return self.compared()
 
     def compared(self, targets: Sequence[float] = ()) -> Comparison:
-        """One row a group, with the rounds to targets."""
+        """One row per group, with the rounds to targets."""
         return compare(self.records, metric=self.metric, targets=targets)
 
     def lines(self, label: str, series: Sequence[Series], x: Axis, y: Axis, **more: Any) -> Html:
         """Curves over two axes: {"label": …, "form": "number", "percent" or "amount", "log": …}."""
         return self.draw("lines", label, {"series": series, "x": x, "y": y, **more})
+
+    def over_rounds(self, label: str, series: Sequence[Series], y: Axis) -> Html:
+        """Curves over the rounds, which a reader can smooth; long ones are smoothed a little from the start."""
+        longest = max((len(one["x"]) for one in series), default=0)
+        smooth = {} if longest < SHORT else {"smooth": SMOOTH if longest >= LONG else 0.0}
+        return self.lines(label, series, {"label": "round"}, y, **smooth)
+
+    def second_half(self, number: int) -> Html:
+        """A plot over the rounds once more, from the middle on, where curves that look alike part."""
+        first = self.plots[number]
+        middle = max(x for one in first["series"] for x in one["x"]) / 2
+        again = {name: value for name, value in first.items() if name not in ("kind", "label", "series")}
+        again |= {"same": number, "x": first["x"] | {"from": middle}, "y": dict(first["y"])}
+        return self.draw("lines", f"{first['label']}, second half of the rounds", again)
 
     def draw(self, kind: str, label: str, values: dict[str, Any], titled: bool = True) -> Html:
         """The place for a plot that the page's scripts draw. label: its title, also for those who cannot see it.
@@ -114,6 +131,18 @@ def _numbers(value: Any) -> Any:
     return None if value in NOT_FINITE else value
 
 
+def training_loss(values: dict[str, Any]) -> float | None:
+    """The model's mean loss on the training samples on which an analysis looked at it."""
+    loss = values.get("conditions", {}).get("loss")
+    return None if loss is None else float(loss)
+
+
+def client_name(record: Record, client: int) -> str:
+    """What a run calls a client: its name where it has one, else its number."""
+    names = record.details.get("names") or []
+    return str(names[client]) if client < len(names) else str(client)
+
+
 def swatch(place: int) -> Html:
     """A short piece of the line that stands for the n-th group."""
     line = tag("line", x1="1", y1="6", x2="25", y2="6", class_=f"line c{place % 7} d{place % 4}")
@@ -122,7 +151,7 @@ def swatch(place: int) -> Html:
 
 def named(group: Group) -> Html:
     """A group's name behind its colour."""
-    return tag("span", swatch(group.place), tag("span", group.label), class_="named")
+    return tag("span", swatch(group.place), tag("span", breakable(group.label)), class_="named")
 
 
 def legend(entries: Sequence[tuple[str, str, int]]) -> Html:

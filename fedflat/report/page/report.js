@@ -1,7 +1,9 @@
-// The page itself: theme, legends, menu, and, while runs go on, loading itself again without losing the place.
+// The page itself: theme, legends, menu, and, while runs go on, newer figures without losing the reader's place.
 
 const KINDS = { lines, histogram, dots, heat, surface };
 const page = document.documentElement;
+const views = new Map();  // by a plot's title: how the reader looks at it
+let shown = [];           // the plots of the page
 
 /** Storage that a browser may refuse to pages from files. */
 function remembered(storage, key, value) {
@@ -38,18 +40,23 @@ function themeButton() {
 }
 
 function drawAll(plots) {
+  redraws.length = 0;
   for (const host of document.querySelectorAll("[data-plot]")) {
     const plot = plots[host.dataset.plot];
+    if (plot.same !== undefined) plot.series = plots[plot.same].series;
+    Object.assign(plot, views.get(plot.label));
     let width = 0;
-    const draw = () => { host.replaceChildren(); KINDS[plot.kind](host, plot); };
-    redraws.push(draw);
-    tools(host, plot, draw);
+    plot.host = host;
+    plot.draw = () => { host.replaceChildren(); KINDS[plot.kind](host, plot); update(); };
+    const update = tools(host, plot);
+    redraws.push(plot.draw);
     new ResizeObserver(() => {
       if (Math.abs(host.clientWidth - width) < 2) return;
       width = host.clientWidth;
-      draw();
+      plot.draw();
     }).observe(host);
   }
+  shown = plots;
 }
 
 function legends() {
@@ -63,10 +70,13 @@ function legends() {
   show();
 }
 
+let watch = null;
+
 function menu() {
+  watch?.disconnect();
   const links = new Map([...document.querySelectorAll(".links a")].map((link) => [link.hash.slice(1), link]));
   const seen = new Set();
-  const watch = new IntersectionObserver((entries) => {
+  watch = new IntersectionObserver((entries) => {
     for (const entry of entries) entry.isIntersecting ? seen.add(entry.target.id) : seen.delete(entry.target.id);
     const link = [...links].filter(([key]) => seen.has(key)).at(-1)?.[1];
     if (!link) return;
@@ -77,116 +87,85 @@ function menu() {
   document.querySelectorAll("main section").forEach((section) => watch.observe(section));
 }
 
-/** While runs go on: remember where the reader is and what is switched off or open, load anew, and put it back. */
-function stayAlive(seconds, live) {
-  const state = `fedflat ${location.pathname}`, folds = [...document.querySelectorAll("details")];
-  const kept = JSON.parse(remembered("sessionStorage", state) || "null");
+/** What the reader has switched off, opened, zoomed to. */
+function stateOf() {
+  const folds = [...document.querySelectorAll("details")];
+  for (const plot of shown) views.set(plot.label, { zoom: plot.zoom, y: plot.y, view: plot.view });
+  return { hidden: [...hidden], open: folds.flatMap((fold, place) => fold.open ? [place] : []), views: [...views], smoothing: smoothing.share };
+}
+
+function putBack(state) {
+  const folds = document.querySelectorAll("details");
+  state.hidden.forEach((key) => hidden.add(key));
+  state.open.forEach((place) => { if (folds[place]) folds[place].open = true; });
+  state.views.forEach(([label, view]) => views.set(label, view));
+  smoothing.share = state.smoothing;
+}
+
+function scrollBack(top) {
+  history.scrollRestoration = "manual";
+  page.style.scrollBehavior = "auto";
+  requestAnimationFrame(() => requestAnimationFrame(() => {
+    scrollTo(0, top);
+    page.style.scrollBehavior = "";
+  }));
+}
+
+/** A file that is written anew while runs go on: load it again after so many seconds, and go on where the reader was. */
+function loadAgain(seconds) {
+  const name = `fedflat ${location.pathname}`, kept = JSON.parse(remembered("sessionStorage", name) || "null");
   if (kept) {
-    remembered("sessionStorage", state, "null");
-    kept.hidden.forEach((key) => hidden.add(key));
-    kept.open.forEach((place) => { if (folds[place]) folds[place].open = true; });
-    history.scrollRestoration = "manual";
-    page.style.scrollBehavior = "auto";
-    requestAnimationFrame(() => requestAnimationFrame(() => {
-      scrollTo(0, kept.scroll);
-      page.style.scrollBehavior = "";
-    }));
+    remembered("sessionStorage", name, "null");
+    putBack(kept);
+    scrollBack(kept.scroll);
   }
-  document.getElementById("live").hidden = !seconds && !live;
-  const again = () => {
-    const open = folds.flatMap((fold, place) => fold.open ? [place] : []);
-    remembered("sessionStorage", state, JSON.stringify({ scroll: scrollY, hidden: [...hidden], open }));
+  document.getElementById("live").hidden = !seconds;
+  if (seconds) setTimeout(() => {
+    remembered("sessionStorage", name, JSON.stringify({ ...stateOf(), scroll: scrollY }));
     location.reload();
+  }, 1000 * seconds);
+}
+
+/** A page from a server, which tells when something has changed: fetch it and exchange what is on it. */
+function listen() {
+  const note = document.getElementById("live"), events = new EventSource(`events${location.search}`);
+  let due = false;
+  const say = (text) => { note.textContent = `· ${text}`; note.hidden = false; };
+  const refresh = async () => {
+    const text = await (await fetch(location.href)).text(), fresh = new DOMParser().parseFromString(text, "text/html");
+    if (!fresh.getElementById("data")) return;
+    const state = stateOf(), top = scrollY;
+    for (const part of ["title", "h1", "#about", ".links", "main", "#data"]) document.querySelector(part).replaceChildren(...fresh.querySelector(part).childNodes);
+    putBack(state);
+    fill();
+    redraw();
+    scrollBack(top);
   };
-  if (seconds) setTimeout(again, 1000 * seconds);
-  if (live) new EventSource(`events${location.search}`).onmessage = again;
-}
-
-/** Click on a head to sort a table by its numbers or words, and again to turn the order round. */
-function sortable() {
-  for (const table of document.querySelectorAll("main table")) {
-    const body = table.tBodies[0], heads = [...(table.tHead?.rows[0]?.cells || [])];
-    if (!body || body.rows.length < 2) continue;
-    heads.forEach((head, column) => {
-      head.tabIndex = 0;
-      const sort = () => {
-        const down = head.getAttribute("aria-sort") === "ascending";
-        heads.forEach((each) => each.removeAttribute("aria-sort"));
-        head.setAttribute("aria-sort", down ? "descending" : "ascending");
-        const key = (row) => row.cells[column]?.textContent.trim() || "";
-        const order = (a, b) => {
-          const [x, y] = [parseFloat(key(a)), parseFloat(key(b))];
-          return Number.isNaN(x) || Number.isNaN(y) ? key(a).localeCompare(key(b)) : x - y;
-        };
-        const rows = [...body.rows].sort(order);
-        body.append(...(down ? rows.reverse() : rows));
-      };
-      head.addEventListener("click", sort);
-      head.addEventListener("keydown", (event) => { if (event.key === "Enter") sort(); });
-    });
-  }
-}
-
-/** The numbers of a chart of lines as comma-separated values. */
-function values(plot) {
-  const rows = plot.series.flatMap((one) => one.x.map((x, i) => [JSON.stringify(one.name), x, one.y[i], one.bare?.[i] ?? ""].join(",")));
-  return [`series,${plot.x.label || "x"},value,unsmoothed`, ...rows].join("\n");
-}
-
-/** An SVG with the styles it needs, so that it looks the same alone. */
-function alone(svg) {
-  const copy = svg.cloneNode(true), originals = [svg, ...svg.querySelectorAll("*")];
-  [copy, ...copy.querySelectorAll("*")].forEach((each, i) => {
-    const style = getComputedStyle(originals[i]);
-    for (const name of ["fill", "stroke", "stroke-width", "stroke-dasharray", "opacity", "font-family", "font-size"]) {
-      each.style.setProperty(name, style.getPropertyValue(name));
-    }
-  });
-  copy.setAttribute("xmlns", svg.namespaceURI);
-  return copy.outerHTML;
-}
-
-/** Buttons under a chart: log scale, and the chart as SVG or CSV. */
-function tools(host, plot, draw) {
-  if (plot.kind !== "lines") return;
-  const row = element2("div", "tools"), name = plot.label.replace(/\W+/g, "-").toLowerCase();
-  const save = (text, kind, suffix) => {
-    const link = document.createElement("a");
-    link.href = `data:${kind};charset=utf-8,${encodeURIComponent(text)}`;
-    link.download = `${name}.${suffix}`;
-    link.click();
+  const later = () => {  // not while the reader marks or turns something
+    if (!due) return;
+    if (document.querySelector(".marked, .turn:active")) return void setTimeout(later, 500);
+    due = false;
+    refresh().catch(() => say("the server does not answer"));
   };
-  const add = (label, action) => {
-    const button = element2("button", "tool");
-    button.type = "button";
-    button.textContent = label;
-    button.addEventListener("click", () => action(button));
-    row.append(button);
-  };
-  const positive = plot.series.every((one) => one.y.every((y) => y === null || y > 0));
-  if (positive && !plot.diagonal) add("log", (button) => {
-    plot.y.log = !plot.y.log;
-    button.setAttribute("aria-pressed", String(Boolean(plot.y.log)));
-    draw();
-  });
-  add("SVG", () => save(alone(host.querySelector("svg")), "image/svg+xml", "svg"));
-  add("CSV", () => save(values(plot), "text/csv", "csv"));
-  host.after(row);
+  events.onopen = () => say("live: follows the runs");
+  events.onmessage = () => { if (!due) { due = true; setTimeout(later, 200); } };
+  events.onerror = () => say("the server has stopped: this is the state before");
 }
 
-function element2(name, kind) {
-  const made = document.createElement(name);
-  made.className = kind;
-  return made;
+/** Make the page of its data. */
+function fill() {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  sortable();
+  legends();
+  drawAll(data.plots);
+  menu();
 }
 
 dress();
 document.addEventListener("DOMContentLoaded", () => {
   const data = JSON.parse(document.getElementById("data").textContent);
   themeButton();
-  stayAlive(data.reload, data.live);
-  sortable();
-  legends();
-  drawAll(data.plots);
-  menu();
+  loadAgain(data.reload);
+  if (data.live) listen();
+  fill();
 });

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from fedflat.report.figures import LONG, SMOOTH, moving_average
 from fedflat.runs.records import Record
 
-POINTS = 300  # of a curve at most: more cannot be told apart on a screen
+POINTS = 600  # of a curve at most: more cannot be told apart on a screen, even when zoomed
 DIGITS = 5  # significant ones in a plot
 Points = Sequence[tuple[float, float]]
 Series = dict[str, Any]
@@ -35,15 +34,9 @@ class Group:
         return {"key": self.key, "name": self.label, "place": self.place, **values}
 
     def curve(self, name: str) -> Series | None:
-        """A metric over the rounds, None where there is none. Long curves are smoothed and carry the bare values."""
+        """A metric over the rounds, None where there is none."""
         found = spread([record.points(name) for record in self.records])
-        if not found:
-            return None
-        window = int(SMOOTH * len(found["x"])) if len(found["x"]) >= LONG else 1
-        if window > 1:
-            bare = found["y"]
-            found = {n: v if n == "x" else moving_average(v, window) for n, v in found.items()} | {"bare": bare}
-        return self.series(**thinned(found))
+        return self.series(**thinned(found)) if found else None
 
 
 def spread(curves: Sequence[Points]) -> dict[str, list[float]]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from fedflat.errors import CheckpointError, FedflatError
 from fedflat.experiment import Experiment
 from fedflat.report.page.markup import Html, Section, folded, formula, joined, table, tag
-from fedflat.report.page.page import Page, named
+from fedflat.report.page.page import Page, client_name, named
 from fedflat.runs.records import Record, differing, presets
 from fedflat.words import listed, percent
 
@@ -26,7 +26,7 @@ def methods(page: Page) -> Section:
     ordered = sorted(users.items(), key=lambda item: -len(item[1]))
     cards = tag("div", *(_card(part, methods) for part, methods in ordered), class_="cards")
     how = (
-        "A method is a sum of parts, and one loop runs them all; a formula says what a part changes. "
+        "A method is a sum of parts, and one loop runs them all. A formula says what a part changes. "
         "Settings that are not listed as different were the same for all runs."
     )
     return Section("methods", "What was run", how, [_facts(page), cards, _differences(page), _settings(page)], "Runs")
@@ -129,8 +129,8 @@ def partition(page: Page) -> Section | None:
         if division not in seen and len(seen) < PICTURES and (held := record.file("partition.json")):
             seen[division] = _picture(page, record, held)
     how = (
-        "One column a client, one row a class; the stronger the colour, the more samples. The more the columns "
-        "differ, the further the clients’ models drift apart."
+        "There is one column per client and one row per class. The stronger the colour, the more samples. The more "
+        "the columns differ, the further the clients’ models drift apart."
     )
     return Section("partition", "Who holds what", how, list(seen.values()), "Data") if seen else None
 
@@ -148,10 +148,10 @@ def _picture(page: Page, record: Record, held: dict[str, Any]) -> Html:
         raise CheckpointError(f"{record.path}/partition.json is damaged ({error!r}); delete it to go without") from None
     label = f"{e.data}, {e.partition}, seed {e.seed}"
     facts = (
-        f"{clients} clients; {kinds:.1f} of {len(counts[0])} classes a client on average; "
+        f"{clients} clients hold {kinds:.1f} of {len(counts[0])} classes each on average; "
         f"a client’s largest class holds {percent(share, 0)} of its samples."
     )
-    columns = [str(client) for client in shown[::step]]
+    columns = [client_name(record, client) for client in shown[::step]]
     heat = {"values": values, "rows": [str(n) for n in range(len(values))], "columns": columns, "ramp": "ink"}
     drawn = page.draw("heat", label, heat | {"x": "client", "y": "class", "value": "samples"})
     return joined([drawn, tag("p", facts, class_="small")])

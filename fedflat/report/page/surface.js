@@ -18,10 +18,10 @@ function surface(host, plot) {
   });
   for (const [item, left, right] of shown) {  // once all cards have their width
     painters.push(solid(left, item, plot, view, repaint));
-    contour(right, item, plot.low, plot.high, levels);
+    contour(right, item, plot, levels);
     if (item.marks.length > 1) named(right.closest(".card"), item.marks);
   }
-  rampKey(host, "heat", short(plot.low), short(plot.high), "loss; the contour lines are at the same values everywhere");
+  rampKey(host, "heat", short(plot.low), told(plot.high, plot.high, plot.cut), "loss; the same contour levels in all");
 }
 
 /** What the numbers in a contour map stand for. */
@@ -130,8 +130,10 @@ function paintHeights(pen, see, plot) {
   pen.stroke();
   pen.fillStyle = colour("quiet");
   pen.textAlign = "right";
-  for (const value of ticks(plot.low, plot.high, 4)) {
+  const levels = ticks(plot.low, plot.high, 4), room = (plot.high - plot.low) / 8;
+  const shown = plot.cut ? [...levels.filter((value) => value < plot.high - room), plot.high] : levels;
+  for (const value of shown) {
     const [left, top] = see(x, y, (value - plot.low) / (plot.high - plot.low || 1));
-    pen.fillText(short(value), left - 6, top + 4);
+    pen.fillText(told(value, plot.high, plot.cut), left - 6, top + 4);
   }
 }

@@ -3,7 +3,7 @@
 
 const PALETTE = 7, DASHES = 4;
 const hidden = new Set();   // keys of what the reader has switched off
-const redraws = [];         // one function a plot
+const redraws = [];         // one function per plot
 
 /** An HTML element, or an SVG one inside an SVG parent; text is always set as text. */
 function element(name, attributes = {}, parent = null, text = null) {
@@ -83,11 +83,15 @@ function ramp(name) {
   };
 }
 
+/** What the colours of a map stand for: a bar from the lowest value to the highest, with both written at its ends. */
 function rampKey(host, name, low, high, label) {
-  const key = element("div", { class: "ramp" }, host);
-  element("span", {}, key, low);
-  element("i", { style: `background: linear-gradient(90deg, ${RAMPS[name]().join(", ")})` }, key);
-  element("span", {}, key, `${high}${label ? ` ${label}` : ""}`);
+  const stops = RAMPS[name](), id = `ramp-${name}-${host.dataset.plot}`, [left, wide] = [8 * low.length + 10, 144];
+  const key = element("svg", { class: "ramp", width: Math.min(host.clientWidth, 600), height: 18, role: "img", "aria-label": `${low} to ${high} ${label}` }, host);
+  const shades = element("linearGradient", { id }, key);
+  stops.forEach((stop, i) => element("stop", { offset: i / (stops.length - 1), "stop-color": stop }, shades));
+  element("text", { x: left - 8, y: 13, "text-anchor": "end" }, key, low);
+  element("rect", { x: left, y: 5, width: wide, height: 8, rx: 4, fill: `url(#${id})` }, key);
+  element("text", { x: left + wide + 8, y: 13 }, key, `${high} ${host.clientWidth < 440 ? label.split(";")[0] : label}`);
 }
 
 const tip = {

@@ -12,7 +12,7 @@ from fedflat.report.comparison import Row, reached
 from fedflat.report.figures import LONG
 from fedflat.report.page.markup import Html, Section, joined, table, tag
 from fedflat.report.page.overview import further_metrics
-from fedflat.report.page.page import Page, beside, named
+from fedflat.report.page.page import CLIENTS, Page, beside, named
 from fedflat.report.page.run_groups import Group, Series, spread
 from fedflat.runs.records import Record, first_measured, lead_of
 from fedflat.words import amount, duration, percent
@@ -25,15 +25,17 @@ SHARES = (0.5, 0.8)  # of the way from the first accuracy to the best: targets t
 def curves(page: Page) -> Section:
     """Accuracy and loss over the rounds."""
     loss = first_measured(page.records, "loss", "train_loss")
-    names = [*dict.fromkeys([page.metric, loss if page.metric != "loss" else "train_loss"])]
+    wanted = dict.fromkeys([page.metric, loss if page.metric != "loss" else "train_loss"])
+    names = [name for name in wanted if any(record.points(name) for record in page.records)]
     plots = [_curves(page, name) for name in names]
     if max(record.rounds for record in page.records) >= LONG:
-        plots += [_curves(page, name, late=True) for name in names]
+        plots += [page.second_half(len(page.plots) - len(names)) for _ in names]
     plots += [_curves(page, name) for name in further_metrics(page)]
     better = "" if page.metric == "loss" else f"{'Lower' if page.falls else 'Higher'} {page.what} and lower loss are "
     how = (
-        f"{better or 'A lower loss is '}better; a line is the mean over the seeds and its band reaches from the "
-        "lowest seed to the highest. Faint lines show every round where the strong one is a moving average."
+        f"{better or 'A lower loss is '}better. A line is the mean over the seeds; its band reaches from the lowest "
+        "seed to the highest. Where a curve is smoothed, the faint line shows the values themselves. Drag over a chart "
+        "to zoom; a double click shows all of it again."
     )
     title = "Loss" if page.metric == "loss" else f"{_title(page, page.metric).split(' on ')[0]} and loss"
     return Section("curves", title, how, [page.legend(), beside(*plots)], "Curves")
@@ -43,25 +45,19 @@ def _title(page: Page, name: str) -> str:
     if name in TITLES:
         return TITLES[name]
     lead = lead_of(page.records)
-    if name == "personal_mean":
-        return f"Mean {lead} of the clients’ own models"
+    if name in CLIENTS:
+        return f"Mean {lead} of {CLIENTS[name]}"
     test = next((test for test in page.records[0].task.get("tests", ()) if name.startswith(f"{test}_")), "")
     metric = name.removeprefix(f"{test}_").replace("_", " ")
     return f"{metric[:1].upper()}{metric[1:]} on the {test or 'common'} test set"
 
 
-def _curves(page: Page, name: str, late: bool = False) -> Html:
-    """A metric over all rounds, or over the second half, where curves that look alike part."""
+def _curves(page: Page, name: str) -> Html:
+    """A metric over the rounds."""
     series = [curve for group in page.groups if (curve := group.curve(name))]
     form = "percent" if page.records[0].is_share(name) else "number"
-    title = _title(page, name) + (", second half of the rounds" if late else "")
-    shown = [_second_half(one) for one in series] if late else series
-    return page.lines(title, shown, {"label": "round"}, {"form": form})
-
-
-def _second_half(series: Series) -> Series:
-    half = sum(x < max(series["x"]) / 2 for x in series["x"])
-    return {name: value[half:] if isinstance(value, list) else value for name, value in series.items()}
+    title = _title(page, name)
+    return page.over_rounds(title, series, {"form": form})
 
 
 def targets(page: Page) -> Section | None:
@@ -73,8 +69,8 @@ def targets(page: Page) -> Section | None:
     found = zip(page.groups, page.compared(goals).rows, strict=True)
     rows = [[named(group), *(_reached(page, group, row, goal) for goal in goals)] for group, row in found]
     how = (
-        "The first round at which the mean curve reaches a value, in brackets each seed’s; fewer rounds are less "
-        "communication, and a plus says that so many were not enough."
+        "The first round in which the mean curve reaches a value, and in brackets that of each seed. Fewer rounds mean "
+        "less communication; a plus says that so many rounds were not enough."
     )
     body = [table(heads, rows, f"Rounds to a value of {page.what}", look="barred")]
     return Section("targets", "Rounds to a target", how, body, "Targets")
@@ -112,7 +108,15 @@ def bar(share: float, place: int, missed: bool = False) -> Html:
 
 def costs(page: Page) -> Section:
     """What was sent and how long it took, and accuracy against both."""
-    heads = ["method", "to a client a round", "from a client a round", "sent in all", "local steps", "time", "a round"]
+    heads = [
+        "method",
+        "to each client per round",
+        "from each client",
+        "sent in all",
+        "local steps",
+        "time",
+        "per round",
+    ]
     rows = [[named(group), *_cost(group)] for group in page.groups]
     name = _title(page, page.metric).split(" on ")[0]
     drawn = [
@@ -120,8 +124,8 @@ def costs(page: Page) -> Section:
         _against(page, f"{name} against time", "seconds of training and evaluation", "number", _seconds),
     ]
     how = (
-        "The further to the left a curve rises, the less it costs to get there; numbers are weights and whatever else "
-        "the method sends, four bytes each as a rule, summed over the clients."
+        "The further to the left a curve rises, the less it costs to get there. What is counted are numbers, as a rule "
+        "of four bytes each: the weights and whatever else the method sends, summed over the clients."
     )
     body = [table(heads, rows, "Cost of a run, mean over the seeds"), page.legend(), beside(*drawn)]
     return Section("costs", "Communication and time", how, body, "Cost")

@@ -44,11 +44,11 @@ def watched(page: Page) -> Section | None:
 
 
 def _plot(page: Page, title: str, log: bool, points: Sequence[Points]) -> Html | None:
-    """One curve a group. points: one curve a run, in the order of the page's records."""
+    """One curve per group. points: one curve per run, in the order of the page's records."""
     places = {id(record): place for place, record in enumerate(page.records)}
     found = [(group, spread([points[places[id(record)]] for record in group.records])) for group in page.groups]
     series = [group.series(**thinned(curve)) for group, curve in found if curve]
-    return page.lines(title, series, {"label": "round"}, {"log": log}) if series else None
+    return page.over_rounds(title, series, {"log": log}) if series else None
 
 
 def _client_rows(record: Record) -> list[dict[str, Any]]:
