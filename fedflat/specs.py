@@ -183,9 +183,13 @@ def combinations(options: Mapping[str, str]) -> list[dict[str, Any]]:
 def values_in(name: str, text: str) -> list[Any]:
     """Read a field's values, separated by commas; `a..b` stands for the whole numbers from a to b.
 
+    The commas of `device` separate the devices of one run.
+
     >>> values_in("seed", "0..2,7"), values_in("partition", "lda_hsu(alpha=0.5),iid")
     ([0, 1, 2, 7], ['lda_hsu(alpha=0.5)', 'iid'])
     """
+    if name == "device":
+        return [coerce(name, text)]
     counts = field_type(name)[0] is int
     found = [value for word in split(text) or [text] for value in (_counted(name, word) if counts else [word])]
     return list(dict.fromkeys(coerce(name, value) for value in found))

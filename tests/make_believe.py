@@ -95,13 +95,25 @@ class Labelled(torch.Tensor):
 
 
 class MakeBelieve(TorchDispatchMode):
-    """The devices of this process. Attributes: `waits`, by operation; `limit`, bytes of the largest tensor allowed."""
+    """The devices of this process.
+
+    Attributes:
+        waits: How often the host waited, by operation.
+        copies, bytes: Copies between host and devices, "cpu to gpu" and "gpu to cpu", and their size.
+        computed_on: Operations, by device.
+        limit: Bytes of the largest tensor allowed.
+        last, asked: Where the last result was, and whether Python names a device now.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.waits: Counter[str] = Counter()
         self.copies: Counter[str] = Counter()
+        self.bytes: Counter[str] = Counter()
+        self.computed_on: Counter[str] = Counter()
         self.limit: int | None = None
+        self.last: torch.device | None = None
+        self.asked = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self.computed(func, args, kwargs or {})
@@ -118,6 +130,8 @@ class MakeBelieve(TorchDispatchMode):
         out = func(*plain_args, **plain_kwargs)
         if device.type == "cpu":
             return out
+        self.computed_on[str(device)] += func not in COPIES
+        self.last = device
         out = tree_map_only(torch.Tensor, lambda tensor: self._label(tensor, device), out)
         fresh = func is aten._to_copy.default or not labelled
         return out if fresh else return_and_correct_aliasing(func, args, kwargs, out)
@@ -140,9 +154,15 @@ class MakeBelieve(TorchDispatchMode):
         if len(found) > 1 and func not in COPIES:
             raise RuntimeError(f"{func}: expected all tensors on one device, found {sorted(map(str, found))}")
         wanted, generator = kwargs.get("device"), kwargs.get("generator")
-        like = bool(args) and isinstance(args[0], Labelled) and func.overloadpacket.__name__.startswith("new_")
+        # Asked from C++ for a tensor like another or for another type, PyTorch names `gpu:0`; see also `Made`.
+        stays = func is aten._to_copy.default or func.overloadpacket.__name__.startswith("new_")
+        like = bool(args) and isinstance(args[0], Labelled) and stays
         if wanted is not None and not (like and torch.device(wanted).type == "gpu"):
             device = torch.device(wanted)
+            if (
+                device.type == "gpu" and not tensors and not self.asked
+            ):  # vmap's rules, written in C++, know `gpu:0` only
+                device = self.last or device
         elif func in COPIES:
             device = args[0].device
         else:
@@ -158,6 +178,7 @@ class MakeBelieve(TorchDispatchMode):
             target, waits = device.type, not (kwargs.get("non_blocking") or (len(args) > 2 and args[2]))
             if source != target:
                 self.copies[f"{source} to {target}"] += 1
+                self.bytes[f"{source} to {target}"] += args[0 if func is aten._to_copy.default else 1].nbytes
                 number = (
                     func is aten.copy_.default and args[1].dim() == 0 and source == "cpu"
                 )  # an argument of a kernel
@@ -173,6 +194,13 @@ class MakeBelieve(TorchDispatchMode):
             warnings.warn(f"{name} does not have a deterministic implementation", stacklevel=2)
 
 
+def _names_another(args: Any, kwargs: Any) -> bool:
+    """Whether the arguments of `to` name another make-believe device than that of the tensor."""
+    named = [each for each in (*args[1:], kwargs.get("device")) if isinstance(each, (str, torch.device))]
+    wanted = [torch.device(each) for each in named]
+    return any(device.type == "gpu" and (device.index or 0) != args[0].place.index for device in wanted)
+
+
 class Made(TorchFunctionMode):
     """Makes tensors of Python's numbers and numbers of tensors, which PyTorch does below the level of operations."""
 
@@ -183,12 +211,18 @@ class Made(TorchFunctionMode):
             return torch.tensor(args[1], **({"dtype": args[0].dtype} | kwargs)).to(wanted)
         if func is torch.Tensor.to and len(args) > 1 and isinstance(args[1], Labelled):
             return func(args[0], args[1].device, args[1].dtype, **kwargs)
+        if func is torch.Tensor.to and isinstance(args[0], Labelled) and _names_another(args, kwargs):
+            return func(args[0].cpu(), *args[1:], **kwargs)  # PyTorch would think that it is there already
         if func is torch.Tensor.tolist:
             return args[0].cpu().tolist() if isinstance(args[0], Labelled) else func(*args)
         if func in (torch.tensor, torch.as_tensor) and kwargs.get("device") is not None:
             wanted = kwargs.pop("device")
             return func(*args, **kwargs).to(wanted)
-        return func(*args, **kwargs)
+        before, HERE.asked = HERE.asked, HERE.asked or kwargs.get("device") is not None
+        try:
+            return func(*args, **kwargs)
+        finally:
+            HERE.asked = before
 
 
 class Pretended(Kind):

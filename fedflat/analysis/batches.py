@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedflat.core import streams
+from fedflat.core.devices import CPU, on
 from fedflat.core.inputs import first_leaf, map_inputs
 from fedflat.core.samples import Samples
 from fedflat.data.samples import DatasetSamples, TensorSamples, as_samples
@@ -18,7 +19,6 @@ from fedflat.errors import InputError
 Batch: TypeAlias = tuple[Any, Tensor]
 READ = 256  # samples of a map-style dataset that are collated at a time
 LANES = 8  # fixed number of partial sums, so that a sum does not depend on the number of workers
-WIDEST = 64  # samples per batch; more are not faster on a CPU
 EXPECTED = "a pair (x, y) of tensors, an iterable of such batches, or a map-style dataset of pairs"
 
 
@@ -128,6 +128,18 @@ def subset(batches: list[Batch], count: int, seed: int) -> list[Batch]:
         if len(inside):
             kept.append((take(x, inside), y[inside]))
     return kept
+
+
+def placed(batches: list[Batch], device: torch.device, room: int) -> list[Batch]:
+    """The batches on a device; if they take more than `room` bytes, only their labels."""
+    sizes: list[int] = []
+    map_inputs(lambda leaf: sizes.append(getattr(leaf, "nbytes", 0)), [x for x, _ in batches])
+    fits = device == CPU or sum(sizes) <= room
+
+    def there(leaf: Any) -> Any:
+        return on(leaf, device) if fits and isinstance(leaf, Tensor) else leaf
+
+    return [(map_inputs(there, x), on(y, device)) for x, y in batches]
 
 
 def cut(batches: list[Batch], size: int, *, shared: bool = False) -> list[Batch]:

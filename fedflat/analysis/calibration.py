@@ -12,6 +12,7 @@ from fedflat.analysis.drawing import BLUE, QUIET, dress
 from fedflat.analysis.features import class_scores
 from fedflat.analysis.problem import Options
 from fedflat.analysis.results import plain
+from fedflat.core.devices import hosted
 from fedflat.core.flat import FlatModel
 from fedflat.errors import InputError
 from fedflat.extras import blank_figure
@@ -60,6 +61,7 @@ def calibration(model: nn.Module | FlatModel, data: Any, *, bins: int = 15, **op
 
 def calibration_of(logits: Tensor, labels: Tensor, bins: int = 15) -> Calibration:
     """Calibration of given scores (before the softmax), one row per label."""
+    logits, labels = hosted(logits), hosted(labels)
     if bins < 1:
         raise InputError(f"at least one bin is needed, got {bins}")
     if logits.dim() != 2 or labels.shape != logits.shape[:1] or not len(labels) or bool(logits.isnan().any()):

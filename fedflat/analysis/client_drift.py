@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fedflat.core.devices import hosted, on
 from fedflat.errors import InputError
 
 
@@ -37,22 +38,23 @@ def client_consistency(
 
 def weight_cosines(clients: Tensor | Sequence[Tensor], server: Tensor) -> Tensor:
     """Cosine of the angle between each client's weights and the server's."""
-    rows, reference = _rows(clients), server.detach().double().reshape(-1)
+    rows = _rows(clients)
+    reference = on(server.detach().double().reshape(-1), rows.device)
     if rows.shape[1] != len(reference):
         raise InputError(f"the clients have {rows.shape[1]} weights, the server {len(reference)}")
-    return torch.div(rows @ reference, rows.norm(dim=1) * reference.norm())
+    return hosted(torch.div(rows @ reference, rows.norm(dim=1) * reference.norm()))
 
 
 def weight_norms(clients: Tensor | Sequence[Tensor]) -> Tensor:
     """Norm of each client's weights."""
-    return torch.sqrt(_rows(clients).square().sum(1))
+    return hosted(torch.sqrt(_rows(clients).square().sum(1)))
 
 
 def _rows(vectors: Tensor | Sequence[Tensor]) -> Tensor:
     if len(vectors) == 0:
         raise InputError("at least one client is needed")
     if not isinstance(vectors, Tensor):
-        vectors = [vector.reshape(-1) for vector in vectors]
+        vectors = [on(vector.reshape(-1), vectors[0].device) for vector in vectors]
         if len({len(vector) for vector in vectors}) > 1:
             raise InputError("the clients' vectors must all be of one length")
         vectors = torch.stack(vectors)
@@ -66,4 +68,4 @@ def _weighted(vectors: Tensor | Sequence[Tensor], weights: Sequence[float] | Non
     p = torch.ones(len(rows), dtype=torch.float64) if weights is None else torch.as_tensor(weights, dtype=torch.float64)
     if len(p) != len(rows) or not bool((p >= 0).all()) or float(p.sum()) <= 0:
         raise InputError(f"{len(rows)} weights that are not negative and not all zero are needed")
-    return rows, p / p.sum()
+    return rows, on(p / p.sum(), rows.device)

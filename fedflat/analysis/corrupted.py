@@ -24,6 +24,7 @@ from torch import Tensor
 
 from fedflat.analysis import image_filters as filters
 from fedflat.analysis.image_filters import Random, blur
+from fedflat.core.devices import hosted
 from fedflat.core.streams import numpy_stream
 from fedflat.errors import InputError, UnknownNameError
 from fedflat.extras import needed
@@ -72,6 +73,7 @@ def corrupt(
     if severity not in (0, *SEVERITIES):
         raise InputError(f"severity must be a whole number from 1 to 5 (or 0 for no corruption), got {severity}")
     check_images(images)
+    images = hosted(images)
     if severity == 0:
         return images.clone()
     chosen = table[name]

@@ -17,8 +17,9 @@ from fedflat.analysis.problem import Options, Problem, Protocol, opened, suited
 from fedflat.analysis.progress import tracked
 from fedflat.analysis.published import Published
 from fedflat.analysis.results import plain
+from fedflat.core.devices import hosted, on
 from fedflat.core.flat import FlatModel
-from fedflat.core.scores import judge
+from fedflat.core.scores import are_class_scores
 from fedflat.data.preprocess import Preprocess
 from fedflat.errors import InputError, UnknownNameError
 from fedflat.extras import blank_figure
@@ -121,7 +122,7 @@ def corruptions(
     recipe = preprocess or Preprocess()
     if not (isinstance(data, (tuple, list)) and len(data) == 2 and isinstance(data[0], Tensor)):
         raise InputError("corruptions need a pair (images, labels) of tensors")
-    images, labels = _levels(data[0].cpu(), recipe.scale), torch.as_tensor(data[1]).cpu()
+    images, labels = _levels(hosted(data[0]), recipe.scale), hosted(torch.as_tensor(data[1]))
     recipe = replace(recipe, scale=255.0)
     files = Published(published, labels) if published is not None else ()
     rows = torch.arange(len(labels))
@@ -175,13 +176,13 @@ def _levels(images: Tensor, scale: float) -> Tensor:
 
 def _accuracy(problem: Problem, images: Tensor, recipe: Preprocess) -> float:
     """Accuracy on images that stand for those of the problem, in its batches."""
-    right = count = start = 0
+    right, start = [], 0
     with torch.no_grad():
         for _, y in problem.batches:
-            x = recipe(images[start : start + len(y)], None)
+            x = recipe(on(images[start : start + len(y)], problem.device), None)
             output = problem.flat.module(suited(x, problem.flat.theta))
-            if not judge(output, y)[1] or y.dim() != 1:
+            if not are_class_scores(output, y) or y.dim() != 1:
                 raise InputError("corruptions need a classifier: scores of shape (batch, classes), one label per image")
-            right += int((output.argmax(1) == y).sum())
-            count, start = count + len(y), start + len(y)
-    return right / count
+            right.append((output.argmax(1) == y).sum())
+            start += len(y)
+    return int(torch.stack(right).sum()) / start

@@ -76,7 +76,7 @@ def cross_client(
             conditions.append(problem.conditions())
     if len({len(row) for row in rows}) > 1:
         raise InputError("models of one architecture are needed")
-    q = torch.stack(rows)
+    q = torch.stack(rows)  # on the CPU, wherever each model is
     return CrossClient(*compare_diagonals(q, pairs), tuple(conditions), q)
 
 
@@ -101,5 +101,9 @@ def compare_diagonals(q: Tensor, pairs: str = "distinct") -> tuple[float, float]
     norms = q.norm(dim=1)
     apart = (norms[:, None] - norms[None, :]) ** 2
     cosine = (q @ q.T) / (norms[:, None] * norms[None, :])
-    chosen = torch.ones_like(apart, dtype=torch.bool) if pairs == "all" else ~torch.eye(len(q), dtype=torch.bool)
+    chosen = (
+        torch.ones_like(apart, dtype=torch.bool)
+        if pairs == "all"
+        else ~torch.eye(len(q), dtype=torch.bool, device=q.device)
+    )
     return float(apart[chosen].mean()), float(cosine[chosen].mean())

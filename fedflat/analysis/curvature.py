@@ -16,6 +16,7 @@ from fedflat.analysis.problem import Conditions, Options, Protocol, opened
 from fedflat.analysis.progress import announce, tracked
 from fedflat.analysis.results import plain
 from fedflat.analysis.trace import hutchinson
+from fedflat.core.devices import hosted
 from fedflat.core.flat import FlatModel
 from fedflat.errors import InputError
 from fedflat.extras import blank_figure
@@ -128,7 +129,7 @@ def curvature(
             density=shape,
             products=hessian.count,
             conditions=problem.conditions(),
-            vectors=top.vectors,
+            vectors=hosted(top.vectors),
         )
 
 
@@ -144,4 +145,4 @@ def _module(model: nn.Module | FlatModel) -> nn.Module:
 
 def _basis(hessian: Hessian, k: int) -> str:
     """Memory that the Lanczos basis takes, to announce it beforehand."""
-    return f"{first_steps(hessian.size, k) * hessian.size * hessian.dtype.itemsize / 2**20:.0f} MiB"
+    return f"{first_steps(hessian.size, k) * hessian.size * hessian.like.element_size() / 2**20:.0f} MiB"

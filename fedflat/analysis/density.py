@@ -61,7 +61,7 @@ def spectral_density(product: Product, like: Tensor, *, probes: int = 10, steps:
 
     Args:
         product: v ↦ Hv.
-        like: A vector with the size and type of v.
+        like: A vector with the size, type and device of v.
         probes: Number of random start vectors, whose densities are averaged.
         steps: Number of Lanczos steps per probe; the first 2·steps moments of a probe are exact.
     """

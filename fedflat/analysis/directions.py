@@ -11,6 +11,7 @@ from fedflat.analysis.hvp import Hessian
 from fedflat.analysis.lanczos import extreme_eigenpairs
 from fedflat.analysis.problem import Problem, private_copy
 from fedflat.core import streams
+from fedflat.core.devices import on
 from fedflat.core.flat import FlatModel
 from fedflat.errors import InputError, UnknownNameError
 
@@ -22,7 +23,7 @@ ROUNDING = 4.0  # nor does one within this many rounding errors of the weights
 def gaussian(flat: FlatModel, seed: int, number: int) -> Tensor:
     """A Gaussian vector with one entry per weight."""
     draw = streams.stream(seed, "direction", number).normal(flat.size, torch.float64)
-    return draw.to(flat.theta.dtype)
+    return on(draw.to(flat.theta.dtype), flat.theta.device)
 
 
 def filter_normalised(flat: FlatModel, direction: Tensor) -> Tensor:
@@ -51,7 +52,7 @@ def directions_of(problem: Problem, kind: Any, count: int) -> list[Tensor]:
     given = [kind] if isinstance(kind, Tensor) else list(kind)
     if len(given) != count or any(one.shape != problem.flat.theta.shape for one in given):
         raise InputError(f"{count} directions of {problem.flat.size} entries are needed")
-    return [one.to(problem.flat.theta.dtype) for one in given]
+    return [on(one.detach().to(problem.flat.theta.dtype), problem.device) for one in given]
 
 
 def eigenvectors(problem: Problem, count: int) -> list[Tensor]:
@@ -93,4 +94,4 @@ def weights_of(model: nn.Module | FlatModel | Tensor, like: FlatModel) -> Tensor
         )
     if not bool(vector.isfinite().all()):
         raise InputError("the weights of one of the models are not finite")
-    return vector.to(like.theta.dtype)
+    return on(vector.to(like.theta.dtype), like.theta.device)

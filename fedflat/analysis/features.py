@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from fedflat.analysis.problem import Options, Problem, Protocol, opened, suited
+from fedflat.core.devices import hosted
 from fedflat.core.flat import FlatModel
 from fedflat.core.samples import IGNORED
-from fedflat.core.scores import judge
+from fedflat.core.scores import are_class_scores
 from fedflat.errors import InputError, UnknownNameError
 from fedflat.extras import needed
 
@@ -20,7 +21,7 @@ LAYERS = ("logits", "penultimate")
 def features(
     model: nn.Module | FlatModel, data: Any, *, layer: str = "penultimate", **options: Unpack[Options]
 ) -> tuple[Tensor, Tensor]:
-    """Features of all samples, one row per sample, and their labels.
+    """Features of all samples, one row per sample, and their labels, on the CPU.
 
     Args:
         layer: "penultimate" is the input of the last linear layer; "logits" is the model's output.
@@ -43,7 +44,7 @@ def features_of(problem: Problem, layer: str) -> tuple[Tensor, Tensor]:
             if not isinstance(found, Tensor):
                 raise InputError(f"the model's {layer} are not a tensor")
             rows.append(found.reshape(len(y), -1))
-    return torch.cat(rows), torch.cat([y for _, y in problem.batches])
+    return hosted(torch.cat(rows)), hosted(torch.cat([y for _, y in problem.batches]))
 
 
 def class_scores(
@@ -60,14 +61,16 @@ def class_scores(
     with opened(model, data, Protocol.of(options)) as problem, torch.no_grad():
         for x, y in problem.batches:
             output = problem.flat.module(suited(x, problem.flat.theta))
-            if not judge(output, y)[1]:
+            if not are_class_scores(output, y):
                 raise InputError(
                     f"{needed_for} needs scores of shape (batch, classes, …) and integer labels (batch, …)"
                 )
-            kept = y != IGNORED
-            found.append((output.movedim(1, -1)[kept], y[kept]))
-    scores, labels = (torch.cat(parts) for parts in zip(*found, strict=True))
-    return scores, labels
+            found.append((output.movedim(1, -1).flatten(0, -2), y.flatten()))
+    scores, labels = (hosted(torch.cat(parts)) for parts in zip(*found, strict=True))
+    kept = labels != IGNORED
+    if not bool(kept.any()):
+        raise InputError(f"{needed_for} needs a label, but all of them are {IGNORED}, which is to be ignored")
+    return scores[kept], labels[kept]
 
 
 def feature_norm(
@@ -83,6 +86,7 @@ def silhouette(rows: Tensor, labels: Tensor) -> float:
 
     It is near 1 if classes are compact and far apart, and below 0 if they are mixed. A class of one sample counts as 0.
     """
+    rows, labels = hosted(rows), hosted(labels)
     classes, own, counts = _classes(rows, labels)
     totals = torch.stack([_distances(rows, rows[own == c]).sum(1) for c in range(len(classes))], 1)
     place = torch.arange(len(rows))
@@ -96,6 +100,7 @@ def silhouette(rows: Tensor, labels: Tensor) -> float:
 
 def nearest_centroid_accuracy(rows: Tensor, labels: Tensor) -> float:
     """Fraction of samples that are nearer to the mean of their own class than to any other mean."""
+    rows, labels = hosted(rows), hosted(labels)
     classes, own, _ = _classes(rows, labels)
     centres = torch.stack([rows[own == c].double().mean(0) for c in range(len(classes))])
     return float((_distances(rows, centres).argmin(1) == own).double().mean())
@@ -125,4 +130,4 @@ def tsne(rows: Tensor, *, perplexity: float = 30.0, seed: int = 0) -> Tensor:
         )
     with threads.threadpool_limits(1):  # on a busy machine several threads wait for each other
         made = manifold.TSNE(perplexity=perplexity, random_state=seed, init="pca")
-        return torch.as_tensor(made.fit_transform(rows.double().numpy()))
+        return torch.as_tensor(made.fit_transform(hosted(rows).double().numpy()))

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from fedflat.analysis.batches import lanes
-from fedflat.analysis.parallel import Parallel, worker_count
+from fedflat.analysis.parallel import Parallel, worker_count, zeros_for_all
 from fedflat.analysis.problem import Options, Problem, Protocol, add_parts, opened
+from fedflat.core.devices import on
 from fedflat.core.flat import FlatModel, Span
-from fedflat.core.shared_memory import shared_zeros
 from fedflat.errors import InputError
 
 PRODUCT = 1.8  # approximate duration of a product, in gradients
@@ -29,12 +29,12 @@ def hessian_product(model: nn.Module | FlatModel, data: Any, vector: Tensor, **o
     """Hv of the mean loss.
 
     Args:
-        vector: v, one entry per trainable parameter, in the order of `parameters()`.
+        vector: v, one entry per trainable parameter, in the order of `parameters()`. Hv is where v is.
     """
     with opened(model, data, Protocol.of(options)) as problem, Hessian(problem) as hessian:
         if vector.shape != (hessian.size,):
             raise InputError(f"the vector has shape {tuple(vector.shape)}, the model {hessian.size} parameters")
-        return hessian(vector)
+        return on(hessian(vector), vector.device)
 
 
 class Hessian:
@@ -46,6 +46,7 @@ class Hessian:
         spans: The tensors of the block; the graph then covers only the layers that they need. None is all of them.
 
     Attributes:
+        like: A vector of the size and type of v, where v is best placed.
         count: Number of products so far.
         seconds: Estimated duration of one product.
         step: Called after each product.
@@ -56,13 +57,13 @@ class Hessian:
         by_name = dict(zip((span.name for span in problem.flat.spans), problem.parameters, strict=True))
         self._problem, self._parameters = problem, [by_name[span.name] for span in chosen]
         self.spans = _packed(chosen)
-        self.size, self.dtype, self.count = self.spans[-1].stop, problem.flat.theta.dtype, 0
+        self.size, self.like, self.count = self.spans[-1].stop, problem.flat.theta.new_empty(self.spans[-1].stop), 0
         self._lanes = lanes(len(problem.batches))
-        self._vector = shared_zeros((self.size,), problem.flat.theta.dtype)
-        self._sums = shared_zeros((len(self._lanes), self.size), problem.flat.theta.dtype)
+        self._vector = zeros_for_all((self.size,), self.like)
+        self._sums = zeros_for_all((len(self._lanes), self.size), self.like)
         self._graphs: dict[int, tuple[Tensor, ...]] = {}
         self._room = self._room_for_graphs()
-        self._parallel = Parallel(self._add_lane, len(self._lanes), problem.protocol.workers)
+        self._parallel = Parallel(self._add_lane, len(self._lanes), problem.workers)
         self.seconds = PRODUCT * problem.seconds / self._parallel.size
         self.step: Callable[[], None] = lambda: None
 
@@ -70,7 +71,7 @@ class Hessian:
         """Number of batches whose graphs can be kept, in addition to the one that each worker is working on."""
         largest = max(len(y) for _, y in self._problem.batches)
         each = max(self._problem.sample_bytes(), 1) * largest
-        busy = 2 * worker_count(self._problem.protocol.workers, len(self._lanes))
+        busy = 2 * worker_count(self._problem.workers, len(self._lanes))
         return max(0, int(self._problem.protocol.memory * 2**30 / each) - busy)
 
     def __call__(self, vector: Tensor) -> Tensor:

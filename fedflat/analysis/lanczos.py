@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedflat.analysis.hvp import Product
 from fedflat.core import streams
+from fedflat.core.devices import on
 from fedflat.errors import InputError
 
 log = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ class Eigenpairs:
     """Approximate eigenpairs in descending order of the eigenvalue.
 
     Attributes:
-        vectors: Unit eigenvectors, one per row.
+        vectors: Unit eigenvectors, one per row, where the operator computes; the rest is on the CPU.
         residuals: ‖Hv − λv‖; a true eigenvalue lies within that distance of λ.
     """
 
@@ -112,7 +113,7 @@ class Krylov:
         self._rows[len(self)] = vector
 
     def _fresh(self) -> Tensor:
-        draw = self._stream.normal(self._rows.shape[1], torch.float64).to(self._rows.dtype)
+        draw = on(self._stream.normal(self._rows.shape[1], torch.float64).to(self._rows.dtype), self._rows.device)
         self._orthogonalise(draw)
         return torch.div(draw, draw.norm())
 
@@ -137,7 +138,7 @@ class Krylov:
     def pairs(self, places: list[int]) -> Eigenpairs:
         """Ritz pairs at some places of the descending order."""
         values, columns, residuals = self.ritz()
-        vectors = columns[:, places].T.to(self.basis.dtype) @ self.basis
+        vectors = on(columns[:, places].T.to(self.basis.dtype), self.basis.device) @ self.basis
         return Eigenpairs(values[places], vectors, residuals[places])
 
 
@@ -160,7 +161,7 @@ def extreme_eigenpairs(
 
     Args:
         product: v ↦ Hv.
-        like: A vector with the size and type of v.
+        like: A vector with the size, type and device of v.
         tol: Continue until every residual is below tol·max|λ| (10·tol·max|λ| for the smallest eigenvalue), for at most
             four times `first_steps`; log a warning if that is not enough.
         steps: Take exactly this number of steps instead.

@@ -80,19 +80,14 @@ def _draw_map(figure: Any, axes: Any, result: Landscape, values: Any) -> None:
 
 def scores(problem: Problem) -> tuple[float, float]:
     """Mean loss and fraction of wrong predictions at the current weights."""
-    loss = error = 0.0
+    losses, judged = [], []
     with torch.no_grad(), understood():
-        for index, (x, y) in enumerate(problem.batches):
-            output, weight = problem.flat.module(suited(x, problem.flat.theta)), problem.weight(index)
-            loss += weight * float(problem.value(output, y))
-            error += weight * wrong(output, y)
-    return loss, error
-
-
-def wrong(output: Any, y: Tensor) -> float:
-    """Fraction of samples whose highest score is not that of the label; nan if labels are not classes."""
-    correct, judged = judge(output, y)
-    return 1 - correct / judged if judged else math.nan
+        for x, y in problem.batches:
+            output = problem.flat.module(suited(x, problem.flat.theta))
+            losses.append(problem.value(output, y))
+            judged.append(judge(output, y))
+    wrong = [1 - right / count if count else math.nan for right, count in torch.stack(judged).tolist()]
+    return problem.mean(torch.stack(losses).tolist()), problem.mean(wrong)
 
 
 def score_points(
@@ -113,7 +108,7 @@ def score_points(
     if test is not None:
         problems.append(unchecked(problem.flat, test, problem.protocol))
         problems[1].flat = problem.flat
-    rows = shared_zeros((len(points), 2 * len(problems)), torch.float64)
+    rows = shared_zeros((len(points), 2 * len(problems)), torch.float64)  # numbers that the host has read
 
     def score_point(number: int) -> None:
         theta = problem.flat.theta.copy_(origin)
@@ -123,7 +118,7 @@ def score_points(
             refresh_statistics(problem)
         rows[number] = torch.tensor([value for each in problems for value in scores(each)], dtype=torch.float64)
 
-    with Parallel(score_point, len(points), problem.protocol.workers) as parallel:
+    with Parallel(score_point, len(points), problem.workers) as parallel:
         announce(
             problem.protocol.progress,
             "landscape",

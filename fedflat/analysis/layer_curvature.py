@@ -150,7 +150,7 @@ class Block:
 
     def __init__(self, hessian: Hessian, positions: Tensor) -> None:
         self._hessian, self._positions = hessian, positions
-        self.size, self.dtype = len(positions), hessian.dtype
+        self.size, self.like = len(positions), hessian.like.new_empty(len(positions))
 
     def __call__(self, vector: Tensor) -> Tensor:
         """Product of the block with a vector that has one entry per position."""
@@ -160,7 +160,7 @@ class Block:
 
 
 def _channel_positions(hessian: Hessian, channel: int) -> Tensor:
-    whole = torch.arange(hessian.size)
+    whole = torch.arange(hessian.size, device=hessian.like.device)
     rows = [span.channels(whole)[channel] for span in hessian.spans if span.shape and channel < span.shape[0]]
     return torch.cat(rows)
 
@@ -181,9 +181,8 @@ def _row(
     probes: int,
     protocol: Protocol,
 ) -> LayerCurvature:
-    like = torch.empty(block.size, dtype=block.dtype)
-    top, bottom = extreme_eigenpairs(block, like, 1, tol=tol, seed=protocol.seed)
-    found = hutchinson(block, like, probes=probes, seed=protocol.seed)
+    top, bottom = extreme_eigenpairs(block, block.like, 1, tol=tol, seed=protocol.seed)
+    found = hutchinson(block, block.like, probes=probes, seed=protocol.seed)
     worst = max(float(top.residuals[0]), float(bottom.residuals[0]))
     ends = float(top.values[0]), float(bottom.values[0])
     return LayerCurvature(name, block.size, *ends, worst, found.trace, found.trace_error, *moment)
@@ -191,22 +190,24 @@ def _row(
 
 def input_moments(problem: Problem, modules: Sequence[str]) -> dict[str, tuple[float, float]]:
     """Mean square of the entries and mean squared norm per sample of each module's input; nan without an input."""
-    sums = {name: [0.0, 0.0, 0.0] for name in modules}  # squares, entries, samples
+    squares = {name: torch.zeros((), dtype=torch.float64) for name in modules}  # kept where the inputs are
+    counts = {name: [0, 0] for name in modules}  # entries, samples
 
     def watch(name: str) -> Any:
         def note(module: nn.Module, inputs: tuple[Any, ...]) -> None:
             if inputs and isinstance(inputs[0], Tensor) and inputs[0].is_floating_point():
                 x = inputs[0].detach()
-                parts = (float(x.double().square().sum()), x.numel(), len(x))
-                sums[name] = [a + b for a, b in zip(sums[name], parts, strict=True)]
+                squares[name] = squares[name] + x.double().square().sum()
+                counts[name] = [counts[name][0] + x.numel(), counts[name][1] + len(x)]
 
         return note
 
-    hooks = [problem.flat.submodule(name).register_forward_pre_hook(watch(name)) for name in sums]
+    hooks = [problem.flat.submodule(name).register_forward_pre_hook(watch(name)) for name in counts]
     with torch.no_grad():
         for x, _ in problem.batches:
             problem.flat.module(suited(x, problem.flat.theta))
     for hook in hooks:
         hook.remove()
     nan = (float("nan"), float("nan"))
-    return {name: (s / entries, s / samples) if entries else nan for name, (s, entries, samples) in sums.items()}
+    totals = {name: float(found) for name, found in squares.items()}
+    return {name: (totals[name] / e, totals[name] / n) if e else nan for name, (e, n) in counts.items()}

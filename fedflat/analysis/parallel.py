@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fedflat.core.devices import accelerated
+from torch import Tensor
+
+from fedflat.core.devices import CPU, accelerated
 from fedflat.core.forked import ForkedWorker, can_fork, gradients_survive, wait_for
 from fedflat.core.processes import available_cores
 from fedflat.core.scheduler import Call, Scheduler
+from fedflat.core.shared_memory import shared_zeros
 from fedflat.errors import InputError
 
 
@@ -17,11 +20,16 @@ def worker_count(workers: int, pieces: int) -> int:
     return count if count == 1 or not accelerated() or gradients_survive() else 1
 
 
+def zeros_for_all(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """Zeros of the type of `like`, where it is; on the CPU, in memory that processes forked from now on share."""
+    return shared_zeros(shape, like.dtype) if like.device == CPU else like.new_zeros(shape)
+
+
 class Parallel:
     """Runs `work(0) … work(pieces − 1)` repeatedly; the same process always does the same piece.
 
     Args:
-        work: Writes its result to a tensor that was made with `shared_zeros` before this object.
+        work: Writes its result to a tensor that was made with `zeros_for_all` before this object.
         workers: Number of processes; 1 computes in this process, 0 uses every core.
     """
 

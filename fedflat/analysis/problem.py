@@ -1,18 +1,20 @@
 """The conditions of every analysis; they are the same for all, so that results are comparable.
 
 An analysis works on a copy of the model: evaluation mode, dropout off, BatchNorm with its running statistics, fixed
-samples in a fixed order, one thread per process. The model itself stays bit for bit as it was, even after an error,
-and the global random generators are restored. Parameters without `requires_grad` are constants. Half-precision weights
-are converted to single precision, which holds them exactly.
+samples in a fixed order, one thread per process. It computes where the model is (on the CPU if that device has no
+double precision), and its results come back on the CPU. The model itself stays bit for bit as it was, even after an
+error, and the global random generators are restored. Parameters without `requires_grad` are constants. Half-precision
+weights are converted to single precision, which holds them exactly.
 """
 
 from __future__ import annotations
 
 import copy
+import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, TypedDict
@@ -23,17 +25,20 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fedflat.analysis.batches import WIDEST, Batch, cut, read, subset, take
+from fedflat.analysis.batches import Batch, cut, placed, read, subset, take
 from fedflat.analysis.progress import Progress
 from fedflat.core import streams
 from fedflat.core.batchnorm import forget_statistics
+from fedflat.core.devices import CPU, home_of, kind_of, on, prepared
 from fedflat.core.flat import FlatModel, Span
-from fedflat.core.inputs import hosted_inputs, map_inputs
+from fedflat.core.inputs import map_inputs
 from fedflat.core.processes import single_thread
 from fedflat.core.samples import IGNORED
 from fedflat.errors import InputError, UnknownNameError
 
 Loss = Callable[[Any, Tensor], Tensor]
+log = logging.getLogger(__name__)
+ROUNDING = 1e-4  # of a gradient: two evaluations on an accelerator may differ so much, if they must
 
 
 class Options(TypedDict, total=False):
@@ -61,9 +66,10 @@ class Protocol:
         batch_size: Largest number of samples per batch; the data is cut into equal batches. None chooses by `memory`.
             It changes results by rounding only, except with bn="batch" and in `gradient_variance`.
         memory: GiB for activations. Batches are cut to fit. If there is room, graphs are kept between Hessian
-            products, which makes products faster by half. Vectors of the model's size need additional memory.
+            products, which makes products faster by half. Vectors of the model's size need additional memory. On a
+            device, data of at most this size lie there; of larger ones each batch is copied when it is needed.
         workers: Number of processes with one thread each; 1 computes in this process, 0 uses every core. The result
-            does not depend on it.
+            does not depend on it. A model on an accelerator is analysed in this process.
         progress: True shows a bar on stderr; a function is called with the number of steps done and the total.
     """
 
@@ -129,6 +135,16 @@ class Problem:
         return sum(len(y) for _, y in self.batches)
 
     @property
+    def device(self) -> torch.device:
+        """Where the analysis computes."""
+        return self.flat.theta.device
+
+    @property
+    def workers(self) -> int:
+        """The number of processes asked for; see `Protocol.workers`."""
+        return self.protocol.workers if self.device == CPU else 1
+
+    @property
     def parameters(self) -> list[Tensor]:
         """The trainable parameters, in the order of the spans."""
         named = dict(self.flat.module.named_parameters())
@@ -137,7 +153,9 @@ class Problem:
     @cached_property
     def _weights(self) -> list[float]:
         """Weight of each batch in the mean: its number of samples, or of labels that are not ignored."""
-        counts = [len(y) if y.is_floating_point() else int((y != IGNORED).sum()) for _, y in self.batches]
+        counts = [len(y) for _, y in self.batches]
+        if not self.batches[0][1].is_floating_point():
+            counts = torch.stack([(y != IGNORED).sum() for _, y in self.batches]).tolist()
         return [count / max(sum(counts), 1) for count in counts]
 
     def weight(self, index: int) -> float:
@@ -171,20 +189,27 @@ class Problem:
 
     def evaluate(self) -> tuple[float, Tensor]:
         """Mean loss and gradient over the data."""
-        total, gradient = 0.0, torch.zeros_like(self.flat.theta)
+        losses, gradient = [], torch.zeros_like(self.flat.theta)
         for index in range(len(self.batches)):
             loss, parts = self.batch_gradient(index)
-            total += self.weight(index) * loss
+            losses.append(loss)
             add_parts(gradient, self.flat.spans, parts, self.weight(index))
-        return total, gradient
+        return self.mean(torch.stack(losses).tolist()), gradient  # the host waits once, not for every batch
 
-    def batch_gradient(self, index: int) -> tuple[float, tuple[Tensor, ...]]:
+    def mean(self, values: Sequence[float]) -> float:
+        """The weighted mean of one number per batch."""
+        total = 0.0
+        for index, value in enumerate(values):
+            total += self.weight(index) * value
+        return total
+
+    def batch_gradient(self, index: int) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Mean loss of one batch and its gradient, one tensor per parameter; empty if the loss depends on none."""
         with understood():
             loss = self.batch_loss(index)
             if not loss.requires_grad:
-                return loss.item(), ()
-            return loss.item(), torch.autograd.grad(loss, self.parameters, materialize_grads=True)
+                return loss, ()
+            return loss.detach(), torch.autograd.grad(loss, self.parameters, materialize_grads=True)
 
     def check(self) -> None:
         """Raise an error if the loss is not finite or if a second evaluation gives other bits."""
@@ -197,11 +222,14 @@ class Problem:
         began = time.perf_counter()
         loss, gradient = self.evaluate()
         self.seconds = time.perf_counter() - began
-        differs = [span.name for span in self.flat.spans if not torch.equal(span.of(gradient), span.of(self.gradient))]
-        if loss != self.loss or differs:
+        if loss != self.loss or not torch.equal(gradient, self.gradient):
+            spans = (span.name for span in self.flat.spans if not torch.equal(*map(span.of, (gradient, self.gradient))))
             what = (
-                f"a loss of {self.loss!r}, then {loss!r}" if loss != self.loss else f"other gradients of {differs[0]}"
+                f"a loss of {self.loss!r}, then {loss!r}" if loss != self.loss else f"other gradients of {next(spans)}"
             )
+            if self.device != CPU and torch.allclose(gradient, self.gradient, rtol=ROUNDING, atol=ROUNDING):
+                log.warning("an operation of the model has no deterministic kernel on %s: %s", self.device, what)
+                return
             raise InputError(
                 f"the model is not deterministic: two evaluations of the same data gave {what}; "
                 "turn off whatever draws random numbers or counts calls in evaluation mode"
@@ -228,8 +256,15 @@ def understood() -> Iterator[None]:
 
 
 def suited(x: Any, like: Tensor) -> Any:
-    """An input whose floating-point tensors have the type of the weights."""
-    return map_inputs(lambda t: t.to(like.dtype) if isinstance(t, Tensor) and t.is_floating_point() else t, x)
+    """An input where the weights are, its floating-point tensors of their type."""
+
+    def leaf(t: Any) -> Any:
+        if not isinstance(t, Tensor):
+            return t
+        t = on(t, like.device)
+        return t.to(like.dtype) if t.is_floating_point() else t
+
+    return map_inputs(leaf, x)
 
 
 def add_parts(total: Tensor, spans: list[Span], parts: Any, weight: float) -> None:
@@ -242,7 +277,7 @@ def add_parts(total: Tensor, spans: list[Span], parts: Any, weight: float) -> No
 @contextmanager
 def opened(model: nn.Module | FlatModel, data: Any, protocol: Protocol) -> Iterator[Problem]:
     """A checked problem for a model and data; see the module."""
-    with _quiet(protocol.seed):
+    with _quiet(protocol.seed), on_home_of(model):
         problem = unchecked(model, data, protocol)
         problem.check()
         yield problem
@@ -251,24 +286,26 @@ def opened(model: nn.Module | FlatModel, data: Any, protocol: Protocol) -> Itera
 def unchecked(model: nn.Module | FlatModel, data: Any, protocol: Protocol) -> Problem:
     """A problem without the two evaluations of the check."""
     flat = private_copy(model, protocol.bn)
-    batches: list[Batch] = hosted_inputs(read(data))
+    batches, device = read(data), flat.theta.device
     if isinstance(protocol.loss, nn.Module):
-        protocol = replace(protocol, loss=copy.deepcopy(protocol.loss).to("cpu"))
+        protocol = replace(protocol, loss=copy.deepcopy(protocol.loss).to(device))
     if protocol.max_samples is not None:
         batches = subset(batches, protocol.max_samples, protocol.seed)
+    batches = placed(batches, device, int(protocol.memory * 2**30))
     problem = Problem(flat, batches, protocol)
     if protocol.batch_size is not None:
         problem.batches = cut(batches, protocol.batch_size)
     elif protocol.bn != "batch":
         problem.batches = cut(batches, fitting(problem), shared=True)
-    elif len(batches) == 1 and len(batches[0][1]) > WIDEST:
+    elif len(batches) == 1 and len(batches[0][1]) > kind_of(device).widest:
         raise InputError("bn='batch' depends on what a batch is: give batch_size, or the data as batches")
     return problem
 
 
 def fitting(problem: Problem) -> int:
     """The largest batch size such that eight batches fit into `memory`."""
-    return max(1, min(WIDEST, int(problem.protocol.memory * 2**30 / 8 / max(problem.sample_bytes(), 1))))
+    widest = kind_of(problem.device).widest
+    return max(1, min(widest, int(problem.protocol.memory * 2**30 / 8 / max(problem.sample_bytes(), 1))))
 
 
 def private_copy(model: nn.Module | FlatModel, bn: str = "running") -> FlatModel:
@@ -281,7 +318,7 @@ def private_copy(model: nn.Module | FlatModel, bn: str = "running") -> FlatModel
             "call requires_grad_() on the parameters to be analysed"
         )
     try:
-        own = copy.deepcopy(module).to("cpu")  # sums in double precision and probes of the CPU's streams
+        own = copy.deepcopy(module).to(home_of(trainable[0].device))
         flat = FlatModel(own, torch.promote_types(trainable[0].dtype, torch.float32))
     except RuntimeError as error:
         raise InputError(f"{type(module).__name__} cannot be copied ({error}): detach the tensors it keeps") from None
@@ -289,6 +326,20 @@ def private_copy(model: nn.Module | FlatModel, bn: str = "running") -> FlatModel
     if bn == "batch":
         forget_statistics(flat.module)
     return flat
+
+
+@contextmanager
+def on_home_of(model: nn.Module | FlatModel) -> Iterator[None]:
+    """Prepare the device on which the model is analysed.
+
+    cuDNN's recurrent layers have no gradient in evaluation mode and no second one: PyTorch's own are used instead.
+    """
+    module = model.module if isinstance(model, FlatModel) else model
+    parameters = list(module.parameters()) if isinstance(module, nn.Module) else []
+    with prepared(home_of(parameters[0].device) if parameters else CPU), ExitStack() as stack:
+        if parameters and any(isinstance(each, nn.RNNBase) for each in module.modules()):
+            stack.enter_context(torch.backends.cudnn.flags(enabled=False, allow_tf32=False))
+        yield
 
 
 @contextmanager
@@ -320,7 +371,7 @@ def _kept(loss: Callable[[int], Tensor], count: int, parameters: Sequence[Tensor
 
     def note(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        sizes[storage.data_ptr()] = storage.nbytes()
+        sizes[storage._cdata] = storage.nbytes()
         return tensor
 
     with saved_tensors_hooks(note, lambda tensor: tensor):

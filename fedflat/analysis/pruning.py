@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fedflat.analysis.drawing import dress
 from fedflat.analysis.features import features, nearest_centroid_accuracy, silhouette, tsne
 from fedflat.analysis.problem import Options, private_copy
+from fedflat.core.devices import hosted, on
 from fedflat.core.flat import FlatModel
 from fedflat.errors import InputError, UnknownNameError
 from fedflat.extras import blank_figure
@@ -36,10 +37,11 @@ def magnitude_mask(
     if not 0 <= share <= 1:
         raise InputError(f"share must be from 0 to 1, got {share}")
     flat = private_copy(model)
+    theta = hosted(flat.theta)
     mask = torch.zeros(flat.size, dtype=torch.bool)
     places = [torch.arange(span.start, span.stop) for span in flat.spans if len(span.shape) > 1]
     for ranked in places if per_layer else [torch.cat(places)] if places else []:
-        order = ranked[flat.theta[ranked].abs().argsort(stable=True)]
+        order = ranked[theta[ranked].abs().argsort(stable=True)]
         bottom = round(share * len(order)) if which == "bottom" else len(order) - round(share * len(order))
         mask[order[:bottom] if which == "bottom" else order[bottom:]] = True
     return mask
@@ -54,7 +56,8 @@ def pruned(
     start = 0
     with torch.no_grad():
         for parameter in (p for p in module.parameters() if p.requires_grad):
-            parameter[mask[start : start + parameter.numel()].view(parameter.shape)] = 0
+            own = mask[start : start + parameter.numel()].view(parameter.shape)
+            parameter.masked_fill_(on(own, parameter.device), 0)
             start += parameter.numel()
     return module
 

@@ -17,6 +17,7 @@ from fedflat.analysis.drawing import BLUE, dress
 from fedflat.analysis.problem import Conditions, Options, Problem, Protocol, opened, suited
 from fedflat.analysis.progress import announce, tracked
 from fedflat.analysis.results import plain
+from fedflat.core.devices import hosted
 from fedflat.core.flat import FlatModel
 from fedflat.errors import InputError
 from fedflat.extras import blank_figure
@@ -104,7 +105,8 @@ def signal_of(
     count = int(varies.sum())
     total = float(ratio.sum())
     average = total / count if count else math.nan
-    return GradientSignal(total, average, len(mean) - count, samples, mean, variance, ratio, conditions)
+    vectors = hosted(mean), hosted(variance), hosted(ratio)
+    return GradientSignal(total, average, len(mean) - count, samples, *vectors, conditions)
 
 
 def signal_from_batches(gradients: Tensor, batch_size: int, debias: bool = False) -> GradientSignal:

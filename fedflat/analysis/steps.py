@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fedflat.analysis.problem import Options, Problem, Protocol, add_parts, opened
 from fedflat.analysis.results import plain
+from fedflat.core.devices import hosted
 from fedflat.core.flat import FlatModel
 from fedflat.errors import InputError
 
@@ -109,6 +110,7 @@ def by_movement(weights: Tensor, moved: Tensor, ratio: Tensor, share: float = 0.
         ratio: r of `gsnr`.
         share: Fraction of the parameters in each of the two groups.
     """
+    weights, moved, ratio = hosted(weights), hosted(moved), hosted(ratio)
     if not 0 < share <= 0.5:
         raise InputError(f"share must be above 0 and at most 0.5, got {share}")
     if not weights.shape == moved.shape == ratio.shape or moved.dim() != 1 or not len(moved):

@@ -14,6 +14,7 @@ from fedflat.analysis.problem import Conditions, Options, Protocol, opened
 from fedflat.analysis.progress import announce, tracked
 from fedflat.analysis.results import plain
 from fedflat.core import streams
+from fedflat.core.devices import hosted, on
 from fedflat.core.flat import FlatModel
 from fedflat.errors import InputError
 
@@ -39,7 +40,7 @@ class TraceEstimate:
 def signs(like: Tensor, seed: int, probe: int) -> Tensor:
     """Probe number `probe`: entries ±1 with equal probability, the same for every operator of this size."""
     bits = streams.stream(seed, "probe", probe).integers(2, like.numel())
-    return (2 * bits - 1).to(like.dtype)
+    return on((2 * bits - 1).to(like.dtype), like.device)
 
 
 def hutchinson(
@@ -49,7 +50,7 @@ def hutchinson(
 
     Args:
         product: v ↦ Hv.
-        like: A vector with the size and type of v.
+        like: A vector with the size, type and device of v.
         probes: Largest number of random vectors v.
         tol: Stop early when a probe changes the mean by less than tol·|trace|.
         diagonal: Estimate the diagonal as well.
@@ -65,9 +66,9 @@ def hutchinson(
         traces.add(image.sum(dtype=torch.float64))
         if diagonal:
             entries.add(image.double())
-        if probe + 1 >= LEAST and abs(float(traces.mean - before)) < tol * abs(float(traces.mean)):
+        if tol and probe + 1 >= LEAST and abs(float(traces.mean - before)) < tol * abs(float(traces.mean)):
             break
-    pair = (entries.mean, entries.error()) if diagonal else (None, None)
+    pair = (hosted(entries.mean), hosted(entries.error())) if diagonal else (None, None)
     return TraceEstimate(float(traces.mean), float(traces.error()), traces.count, *pair)
 
 

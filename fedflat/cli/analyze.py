@@ -30,7 +30,11 @@ def configure(parser: Parser) -> None:
     parser.add_argument("--client", metavar="N", type=int, help="analyse this client's own model on its own data")
     parser.add_argument("--samples", metavar="N", type=int, default=2000, help="number of samples to use [2000]")
     parser.add_argument("--seed", metavar="N", type=int, default=0, help="seed for samples and random directions [0]")
-    parser.add_argument("--workers", metavar="N", type=int, default=0, help="number of processes; 0: one per core [0]")
+    parser.add_argument(
+        "--device", metavar="TEXT", default="auto", help="where to compute: cpu, cuda, cuda:1, … [auto]"
+    )
+    about = "number of processes on the CPU; 0: one per core [0]"
+    parser.add_argument("--workers", metavar="N", type=int, default=0, help=about)
     parser.add_argument("--out", metavar="FOLDER", help="write tables and figures there, not into the run folders")
     parser.add_argument("--severity", metavar="N", type=int, default=5, help="of --what corruptions, 1 to 5 [5]")
     about = "memory for activations in GiB; more makes curvature faster [2]"
@@ -61,6 +65,7 @@ def execute(arguments: argparse.Namespace) -> int:
         out=arguments.out,
         client=arguments.client,
         severity=arguments.severity,
+        device=arguments.device,
         **own,
     )
     _show(found, runs, arguments.out)

@@ -71,7 +71,7 @@ def _reproduce(table: Table, arguments: argparse.Namespace, cells: list[Cell], o
     prepare([run.experiment for run in runs], root)
     watching = {"watch": tuple(table.setting("watch", scale)), "watch_every": table.setting("watch_every", scale)}
     run_all(runs, root=root, **(watching if watching["watch"] else {}))
-    analyse(cells, out, table.setting("samples", scale), root)
+    analyse(cells, out, table.setting("samples", scale), root, arguments.device)
     rows, claims = reproduced(cells, out), tested(table.setting("claims", scale), cells, out)
     console().print(plain_table(HEADS, [[row[head] for head in HEADS] for row in rows], numbers=(2, 3)))
     if claims:

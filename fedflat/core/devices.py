@@ -6,7 +6,8 @@ Nothing here touches an accelerator in a process that only asks: a process that 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -27,6 +28,8 @@ class Kind:
     dtypes: tuple[str, ...] = ("float32", "float64")
     workers_per_device: int | None = 1
     """Worker processes per device unless the experiment says; None: one per core."""
+    widest = 64
+    """Samples in the largest batch of an analysis; more are not faster on a CPU."""
 
     def count(self) -> int:
         """How many there are, without initialising any."""
@@ -75,6 +78,7 @@ class Cuda(Kind):
     """NVIDIA's GPUs, and AMD's, which PyTorch calls the same."""
 
     precisions = ("float32", "bfloat16", "tf32")
+    widest = 512  # small batches are bound by kernel launches
 
     def count(self) -> int:
         """See `Kind`."""
@@ -213,6 +217,34 @@ def resolve(text: str) -> tuple[torch.device, ...]:
     if len({device.type for device in found}) > 1:
         raise InputError(f"device={text!r} mixes kinds of devices, whose bits differ: name devices of one kind")
     return found
+
+
+def resolve_one(text: str) -> torch.device:
+    """The one device that `text` names; see `resolve`."""
+    device, *others = resolve(text)
+    if others:
+        raise InputError(f"device={text!r}: an analysis computes on one device; name one of them")
+    return device
+
+
+def home_of(device: torch.device) -> torch.device:
+    """Where an analysis of a model on this device computes: there, or on the CPU if it has no double precision."""
+    kind = KINDS.get(device.type)
+    return device if kind is not None and "float64" in kind.dtypes else CPU
+
+
+@contextmanager
+def prepared(device: torch.device) -> Iterator[None]:
+    """A block that computes on a device, the same bits every time, in a process that is the user's own."""
+    cuda, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    strict, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    before = cudnn.benchmark, cuda.allow_tf32, cudnn.allow_tf32
+    kind_of(device).prepare(device, "float32")
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(strict, warn_only=warns)
+        cudnn.benchmark, cuda.allow_tf32, cudnn.allow_tf32 = before
 
 
 def _device(kind: str, index: int) -> torch.device:

@@ -23,11 +23,6 @@ def map_inputs(function: Callable[[Any], Any], x: Any) -> Any:
     return function(x)
 
 
-def hosted_inputs(x: Any) -> Any:
-    """The same structure with its tensors on the CPU."""
-    return map_inputs(lambda leaf: leaf.to("cpu") if isinstance(leaf, torch.Tensor) else leaf, x)
-
-
 def concatenated(xs: Sequence[Any]) -> Any:
     """Concatenate inputs of the same structure along the samples."""
     first = xs[0]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from fedflat.core.samples import IGNORED
@@ -49,10 +50,15 @@ def pieces(start: int, stop: int, size: int) -> list[tuple[int, int]]:
     return list(zip(lows, [*lows[1:], stop], strict=True))
 
 
-def judge(output: Any, y: Tensor) -> tuple[int, int]:
-    """The numbers of correct and of all labels; both are 0 if the output is not a tensor of class scores."""
+def are_class_scores(output: Any, y: Tensor) -> bool:
+    """Whether an output is a tensor of scores of classes, of which `y` are the labels."""
     classes = isinstance(output, Tensor) and output.dim() >= 2 and not y.is_floating_point()
-    if not classes or output.shape[1] < 2 or output.shape[:1] + output.shape[2:] != y.shape:
-        return 0, 0
+    return classes and output.shape[1] >= 2 and output.shape[:1] + output.shape[2:] == y.shape
+
+
+def judge(output: Any, y: Tensor) -> Tensor:
+    """The numbers of correct and of all labels, where they are; both are 0 if these are not scores of classes."""
+    if not are_class_scores(output, y):
+        return torch.zeros(2, dtype=torch.int64, device=y.device)
     valid = y != IGNORED
-    return int(((output.argmax(dim=1) == y) & valid).sum()), int(valid.sum())
+    return torch.stack([((output.argmax(dim=1) == y) & valid).sum(), valid.sum()])

@@ -54,13 +54,16 @@ def _row(cell: Cell, out: Path) -> dict[str, Any]:
     }
 
 
-def analyse(cells: Iterable[Cell], out: Path, samples: int, root: str | Path | None = None) -> None:
+def analyse(
+    cells: Iterable[Cell], out: Path, samples: int, root: str | Path | None = None, device: str = "auto"
+) -> None:
     """Make the analyses that the cells' quantities need, of finished runs that do not have them yet."""
+    options: dict[str, Any] = {"root": root, "samples": samples, "device": device.split(",")[0]}
     for cell in cells:
         name = study_of(cell.quantity)
         for run in runs_of([cell], out) if name else ():
             if name and run.finished and not _is_there(run, name, samples):
-                study([run.folder], [name], root=root, samples=samples, workers=0, progress=True)
+                study([run.folder], [name], workers=0, progress=True, **options)
 
 
 def _is_there(run: Member, name: str, samples: int) -> bool:

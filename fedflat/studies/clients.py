@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
 import torch
@@ -17,10 +17,12 @@ from fedflat.analysis.problem import Options
 from fedflat.analysis.results import plain
 from fedflat.analysis.signal import gsnr
 from fedflat.core import streams
+from fedflat.core.devices import CPU
 from fedflat.core.inputs import concatenated
 from fedflat.core.processes import single_thread
 from fedflat.data import Federation
 from fedflat.engine.jobs import train
+from fedflat.engine.placement import placed
 from fedflat.engine.round_loop import learning_rate
 from fedflat.engine.setup import Broadcast, Job
 from fedflat.errors import InputError
@@ -64,22 +66,26 @@ class Clients:
         return figure
 
 
-def local_models(run: Run, federation: Federation, clients: Sequence[int]) -> list[nn.Module]:
-    """The clients' models after one local round from the run's current weights; the run does not change."""
-    setup, server = copy.copy(run._state.setup), copy.copy(run._state.server)
-    setup.federation = federation
+def local_models(
+    run: Run, federation: Federation, clients: Sequence[int], device: torch.device = CPU
+) -> list[nn.Module]:
+    """The clients' models after one local round, on a device, from the run's weights; the run does not change."""
+    server = copy.copy(run._state.server)
+    setup = placed(replace(run._state.setup, federation=federation), device)
     server.round += 1
     server.lr = learning_rate(setup, server)
     received = {part.name: part.broadcast(server) for part in setup.method.filling("broadcast")}
-    broadcast = Broadcast(server.round, server.lr, server.theta, server.buffers, server.counters, received)
+    broadcast = Broadcast(server.round, server.lr, server.theta, server.buffers, server.counters, received).on(device)
     models = []
     with single_thread(), streams.isolated(run.experiment.seed, "run"):
         for client in clients:
             theta = setup.method.owner("generate").generate(server, client)
-            update = train(setup, broadcast, Job(client, weight=1.0, states=run.client_state(client), theta=theta))
+            job = Job(client, weight=1.0, states=run.client_state(client), theta=theta)
+            update = train(setup, broadcast, job.on(device))
             if update.failure is not None:
                 raise InputError(f"client {client} diverges in one more round ({update.failure}): choose other clients")
-            models.append(setup.model.export(setup.model.theta, setup.model.buffers, setup.model.counters))
+            own = setup.model.export(setup.model.theta, setup.model.buffers, setup.model.counters)
+            models.append(own.to(device))
     return models
 
 
@@ -88,18 +94,20 @@ def client_table(
     federation: Federation,
     clients: Sequence[int],
     data: Sequence[tuple[Tensor, Tensor]],
+    device: torch.device = CPU,
     **options: Unpack[Options],
 ) -> Clients:
     """Train the clients for one round from the run's weights and compare their models.
 
     Args:
         data: The samples to analyse, one pair (x, y) per client.
+        device: Where the clients train and their models are analysed.
     """
-    models = local_models(run, federation, clients)
+    models, common = local_models(run, federation, clients, device), copy.deepcopy(run.model).to(device)
     union = concatenated([x for x, _ in data]), torch.cat([y for _, y in data])
     return Clients(
         list(clients),
-        [gsnr(run.model, own, **options).total for own in data],
+        [gsnr(common, own, **options).total for own in data],
         [gsnr(model, own, **options).total for model, own in zip(models, data, strict=True)],
         cross_client(models, data, probes=PROBES, **options),
         connectivity(models, union, **options),

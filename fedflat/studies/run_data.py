@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedflat.core import streams
+from fedflat.core.devices import CPU
 from fedflat.core.inputs import concatenated
 from fedflat.data import Federation, federation_of, load_pool
 from fedflat.data.arrays import Pool
@@ -33,6 +35,7 @@ class RunData:
         federation: All of its data.
         seed: Seed of the choice of the samples.
         test_set: All of the test data that `test` was chosen from.
+        device: Where the model is and is analysed.
     """
 
     run: Run
@@ -42,6 +45,11 @@ class RunData:
     federation: Federation
     seed: int = 0
     test_set: Any = None
+    device: torch.device = CPU
+
+    def on(self, device: torch.device) -> RunData:
+        """The same with a copy of the model on a device."""
+        return replace(self, model=copy.deepcopy(self.model).to(device), device=device) if device != CPU else self
 
     def require_test(self, what: str) -> Pair:
         """The test data, or an error that names the analysis that needs it."""

@@ -28,6 +28,7 @@ from fedflat.analysis.layer_curvature import layer_curvature
 from fedflat.analysis.noise import noise_curve
 from fedflat.analysis.progress import Progress
 from fedflat.analysis.pruning import pruned_features
+from fedflat.core.devices import home_of, resolve_one
 from fedflat.data import Federation
 from fedflat.data.arrays import Pool
 from fedflat.data.preprocess import Preprocess
@@ -71,7 +72,7 @@ def _clients(data: RunData, **options: Any) -> Clients:
     chosen = np.unique(np.linspace(0, data.run._state.server.clients - 1, CLIENTS).astype(int)).tolist()
     dtype = data.run._state.server.theta.dtype
     own = [some(federation, [federation.samples(client)], count, data.seed, dtype) for client in chosen]
-    return client_table(data.run, federation, chosen, own, **options)
+    return client_table(data.run, federation, chosen, own, data.device, **options)
 
 
 def _local_plane(data: RunData, **options: Any) -> Any:
@@ -79,7 +80,8 @@ def _local_plane(data: RunData, **options: Any) -> Any:
     federation, clients = data.federation, data.run._state.server.clients
     if clients < 3:
         raise InputError(f"local_plane needs three clients, but the run has {clients}")
-    one, two, three = local_models(data.run, federation, np.linspace(0, clients - 1, 3).astype(int).tolist())
+    chosen = np.linspace(0, clients - 1, 3).astype(int).tolist()
+    one, two, three = local_models(data.run, federation, chosen, data.device)
     return landscape_plane(one, two, three, data.train, test=data.test, **options)
 
 
@@ -226,6 +228,7 @@ def study(
     federation: Federation | None = None,
     client: int | None = None,
     severity: int = 5,
+    device: str = "auto",
 ) -> dict[str, dict[str, Headline]]:
     """Analyse runs.
 
@@ -241,18 +244,19 @@ def study(
         client: Analyse this client's own model, where the method keeps one, on its own data; written to the folder
             `analysis/client-N`.
         severity: Of the corruptions, 1 to 5.
+        device: Where to compute: auto, cpu, cuda, cuda:1 …
 
     Returns:
         {analysis: {run: headline numbers}}.
     """
     _check(runs, what, samples)
-    own = {"severity": severity, "root": root}
+    own, where = {"severity": severity, "root": root}, resolve_one(device)
     pools: dict[str, Pool] = {}  # runs on the same data set share it
     shared: dict[str, Any] = {"root": root, "samples": samples, "seed": seed, "pools": pools}
     loaded = [run_data(run, model=model, federation=federation, **shared) for run in runs]
     if client is not None:
         loaded = [client_data(each, client, samples) for each in loaded]
-    pairs = list(zip(_labels(runs), loaded, strict=True))
+    pairs = list(zip(_labels(runs), [each.on(where) for each in loaded], strict=True))
     found: dict[str, dict[str, Headline]] = {}
     for name in what:
         for group in [pairs] if STUDIES[name].runs > 1 else [[pair] for pair in pairs]:
@@ -266,6 +270,7 @@ def study(
             target = analysis_folder(looked[0].run.out, names[0], out)
             if write and target is not None:
                 made = {"runs": names, "samples": samples, "seed": seed, "rounds": len(looked[0].run.metrics)}
+                made["device"] = str(home_of(where))
                 target = target / f"client-{client}" if client is not None else target
                 store(target, name, result, headline, made)
     return found

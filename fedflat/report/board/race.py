@@ -141,7 +141,7 @@ def _analyse(entry: Entry, plan: Plan, root: str | None) -> None:
     path = folder / "analysis" / "curvature.json"
     try:
         if not path.exists() or json.loads(path.read_text()).get("samples") != plan.samples:
-            study([folder], ["curvature"], root=root, samples=plan.samples, workers=0)
+            study([folder], ["curvature"], root=root, samples=plan.samples, workers=0, device="cpu")
         entry.curvature = json.loads(path.read_text())["headline"]
     except FedflatError as error:
         entry.failure = entry.failure or f"no curvature: {one_line(error)}"
