@@ -30,7 +30,6 @@ from fedflat.analysis.progress import Progress
 from fedflat.analysis.pruning import pruned_features
 from fedflat.core.devices import home_of, resolve_one
 from fedflat.data import Federation
-from fedflat.data.arrays import Pool
 from fedflat.data.preprocess import Preprocess
 from fedflat.data.sources import data_root
 from fedflat.errors import InputError, UnknownNameError
@@ -251,8 +250,7 @@ def study(
     """
     _check(runs, what, samples)
     own, where = {"severity": severity, "root": root}, resolve_one(device)
-    pools: dict[str, Pool] = {}  # runs on the same data set share it
-    shared: dict[str, Any] = {"root": root, "samples": samples, "seed": seed, "pools": pools}
+    shared: dict[str, Any] = {"root": root, "samples": samples, "seed": seed, "pools": {}}  # of runs on the same data
     loaded = [run_data(run, model=model, federation=federation, **shared) for run in runs]
     if client is not None:
         loaded = [client_data(each, client, samples) for each in loaded]
@@ -269,7 +267,7 @@ def study(
             found.setdefault(name, {})[" / ".join(names)] = headline
             target = analysis_folder(looked[0].run.out, names[0], out)
             if write and target is not None:
-                made = {"runs": names, "samples": samples, "seed": seed, "rounds": len(looked[0].run.metrics)}
+                made = {"runs": names, "rounds": len(looked[0].run.metrics), "samples": samples, "seed": seed}
                 made["device"] = str(home_of(where))
                 target = target / f"client-{client}" if client is not None else target
                 store(target, name, result, headline, made)
