@@ -44,16 +44,13 @@ def papers() -> list[str]:
 
 
 def _row(preset: Preset) -> tuple[str, str, str]:
-    about = f"{preset.about} (cannot be run: {preset.missing})" if preset.missing else preset.about
-    return preset.id, ", ".join(preset.tables), about
+    return preset.id, ", ".join(preset.tables), preset.about
 
 
 def described(preset: Preset) -> Iterator[str]:
     """The content of a preset as lines."""
     yield f"{preset.id}, version {preset.version}: {preset.about}"
     yield f"paper {preset.paper}: {preset.title}"
-    if preset.missing:
-        yield f"cannot be run yet: {preset.missing}"
     seeds = f"; {preset.seeds} seeds" if preset.seeds else ""
     yield f"tables: {', '.join(preset.tables) or 'none'}\nreports: {preset.reported}, {preset.report}{seeds}"
     if preset.targets:

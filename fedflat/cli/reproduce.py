@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedflat.cli.parser import Parser, add_data_root
-from fedflat.errors import InputError, UnknownNameError
+from fedflat.errors import UnknownNameError
 from fedflat.specs import values_in
 
 if TYPE_CHECKING:
@@ -63,10 +63,8 @@ def _reproduce(table: Table, arguments: argparse.Namespace, cells: list[Cell], o
     from fedflat.report.reproduction import CLAIM_HEADS, HEADS, analyse, reproduced, runs_of, tested, write
     from fedflat.runs.series import run_all
 
-    scale, root, notes = arguments.scale, arguments.data_root, _notes(table, cells, arguments.scale)
+    scale, root, notes = arguments.scale, arguments.data_root, _notes(table, arguments.scale)
     runs = [replace(run, experiment=run.experiment.replace(device=arguments.device)) for run in runs_of(cells, out)]
-    if not runs:
-        raise InputError(f"no cell of this table can be run yet: {cells[0].missing}")
     say("\n".join(notes))
     prepare([run.experiment for run in runs], root)
     watching = {"watch": tuple(table.setting("watch", scale)), "watch_every": table.setting("watch_every", scale)}
@@ -81,15 +79,14 @@ def _reproduce(table: Table, arguments: argparse.Namespace, cells: list[Cell], o
     return report_failures(runs)
 
 
-def _notes(table: Table, cells: list[Cell], scale: str) -> list[str]:
+def _notes(table: Table, scale: str) -> list[str]:
     """What a reader must know about the table."""
     reduction = table.scale(scale)
     lines = [f"{table.id}, version {table.version}: {table.title} ({table.source})"]
     if reduction:
         lines.append(f"scale {scale}: {reduction['about']}; about {reduction['minutes']} minutes on two cores")
         lines += [f"why this scale: {reduction['why']}"] if "why" in reduction else []
-    missing = dict.fromkeys(cell.missing for cell in cells if cell.missing)
-    return [*lines, *table.notes, *(f"left out: {reason}" for reason in missing)]
+    return [*lines, *table.notes]
 
 
 def _list_tables() -> int:
@@ -111,6 +108,6 @@ def _list_tables() -> int:
 def _list_cells(cells: list[Cell]) -> int:
     from fedflat.console import console, plain_table
 
-    rows = [(cell.column, cell.row, cell.figure, cell.missing or cell.experiments[0].method) for cell in cells]
+    rows = [(cell.column, cell.row, cell.figure, cell.experiments[0].method) for cell in cells]
     console().print(plain_table(("column", "row", "paper", "method"), rows, numbers=(2,)))
     return 0

@@ -97,10 +97,11 @@ def federation_of(
         tests = PooledClients(pool.test_x, pool.test_y, matching)
     return Federation(
         PooledClients(pool.x, pool.y, sets),
-        (pool.test_x, pool.test_y),
+        pool.test,
         tests,
         classes=pool.targets.classes,
         preprocess=recipe(augment, name),
+        prefetch=pool.lazy,
         name=data,
         partition=partition,
     )

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedflat.data.image_files import ImageFiles
 from fedflat.errors import DataError
 
 
@@ -33,16 +34,27 @@ class Targets:
 
 @dataclass(frozen=True)
 class Pool:
-    """Training and test tensors of a data set, and what a partitioner sees of the former.
+    """Training and test samples of a data set, and what a partitioner sees of the former.
 
-    x, test_x: uint8 images (N, C, H, W) kept channels-last in memory, or whatever a user's file holds.
+    x, test_x: uint8 images (N, C, H, W) kept channels-last in memory, or whatever a user's file holds; or image files
+    that are decoded when they are asked for.
     """
 
-    x: Tensor
+    x: Tensor | ImageFiles
     y: Tensor
-    test_x: Tensor
+    test_x: Tensor | ImageFiles
     test_y: Tensor
     targets: Targets
+
+    @property
+    def lazy(self) -> bool:
+        """Whether images are files that are decoded when they are asked for."""
+        return isinstance(self.x, ImageFiles)
+
+    @property
+    def test(self) -> ImageFiles | tuple[Tensor, Tensor]:
+        """The test set."""
+        return self.test_x if isinstance(self.test_x, ImageFiles) else (self.test_x, self.test_y)
 
 
 def make_pool(

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from fedflat.data.arrays import Pool, make_pool
+from fedflat.data.imagenet import imagenet200
 from fedflat.data.images import read_class_folders, read_tiny_imagenet
 from fedflat.data.readers import (
     Records,
@@ -214,6 +215,7 @@ def _channels_first(x: np.ndarray) -> np.ndarray:
 
 
 POOLS: dict[str, Callable[..., Pool]] = {
-    maker.__name__: maker for maker in (digits, cifar10, cifar100, fashion_mnist, mnist, tiny_imagenet, npz, folder)
+    maker.__name__: maker
+    for maker in (digits, cifar10, cifar100, fashion_mnist, mnist, tiny_imagenet, imagenet200, npz, folder)
 }
 """The data sets that partitions divide, by name."""

@@ -35,6 +35,10 @@ class Cache:
             self.bytes -= self._kept.popitem(last=False)[1].nbytes
         return found
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What travels to other processes: the limit, not the images."""
+        return {"limit": self.limit, "bytes": 0, "_kept": OrderedDict()}
+
 
 class ImageFiles:
     """Samples whose inputs are image files, and whose targets are labels or image files of class numbers.
@@ -43,8 +47,9 @@ class ImageFiles:
         paths: The image files.
         targets: A label per image, or a file of class numbers per image.
         size: Height and width to which images are resized (bicubic; class numbers by the nearest one).
-        table: The class of each value 0 … 255 in a file of class numbers; −100 for values that are ignored.
         cache: Where decoded images are kept.
+        table: The class of each value 0 … 255 in a file of class numbers; −100 for values that are ignored.
+        read: Makes bytes (height, width, 3) of a file and the size.
     """
 
     def __init__(
@@ -54,11 +59,24 @@ class ImageFiles:
         size: tuple[int, int],
         cache: Cache,
         table: np.ndarray | None = None,
+        read: Callable[[Path, tuple[int, int]], np.ndarray] | None = None,
     ) -> None:
         self.paths, self.targets, self.size, self.cache, self.table = paths, targets, size, cache, table
+        self.read = read or read_image
 
     def __len__(self) -> int:
         return len(self.paths)
+
+    def __getitem__(self, indices: Tensor) -> ImageFiles:
+        """The samples at these positions."""
+        paths, targets = [self.paths[i] for i in indices.tolist()], self.targets
+        chosen = targets[indices] if isinstance(targets, Tensor) else [targets[i] for i in indices.tolist()]
+        return ImageFiles(paths, chosen, self.size, self.cache, self.table, self.read)
+
+    @property
+    def labels(self) -> Tensor | None:
+        """The label of every image; None where they are in files."""
+        return self.targets if isinstance(self.targets, Tensor) else None
 
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Images (batch, 3, height, width) of bytes, and labels (batch,) or (batch, height, width)."""
@@ -71,7 +89,7 @@ class ImageFiles:
 
     def _image(self, place: int) -> np.ndarray:
         path = self.paths[place]
-        return self.cache.get(path, lambda: read_image(path, self.size))
+        return self.cache.get(path, lambda: self.read(path, self.size))
 
     def _mask(self, place: int) -> np.ndarray:
         assert not isinstance(self.targets, Tensor)
@@ -96,6 +114,20 @@ def read_image(path: Path, size: tuple[int, int]) -> np.ndarray:
             if resized.size != size[::-1]:
                 resized = resized.resize(size[::-1], pillow.Resampling.BICUBIC)
             return np.asarray(resized)
+    except OSError as error:
+        raise DataError(f"{path} cannot be decoded: {error}") from None
+
+
+def read_square(path: Path, size: tuple[int, int]) -> np.ndarray:
+    """The central square of an image as bytes (side, side, 3), resized."""
+    pillow = _pillow()
+    try:
+        with pillow.open(path) as image:
+            image.draft("RGB", size)  # a large JPEG is decoded at a half, a quarter or an eighth of its size
+            side, (width, height) = min(image.size), image.size
+            left, top = (width - side) / 2, (height - side) / 2
+            whole, box = image.convert("RGB"), (left, top, left + side, top + side)
+            return np.asarray(whole.resize(size, pillow.Resampling.BILINEAR, box=box))
     except OSError as error:
         raise DataError(f"{path} cannot be decoded: {error}") from None
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from fedflat.core.streams import numpy_stream
-from fedflat.data.samples import TensorSamples
+from fedflat.data.image_files import ImageFiles
+from fedflat.data.samples import Samples, TensorSamples
 
 
 class IndexSets(Protocol):
@@ -137,10 +138,10 @@ def matching_tests(sets: Split, labels: np.ndarray, test_labels: np.ndarray, see
     return Split.of([np.concatenate(parts) if parts else np.empty(0, np.int64) for parts in found])
 
 
-class PooledClients(Sequence[TensorSamples]):
-    """Clients as index sets over one pool of tensors, which all of them share."""
+class PooledClients(Sequence[Samples]):
+    """Clients as index sets over one pool of tensors or image files, which all of them share."""
 
-    def __init__(self, x: Tensor, y: Tensor, sets: IndexSets) -> None:
+    def __init__(self, x: Tensor | ImageFiles, y: Tensor, sets: IndexSets) -> None:
         self.x, self.y, self.sets = x, y, sets
 
     def __len__(self) -> int:
@@ -152,12 +153,13 @@ class PooledClients(Sequence[TensorSamples]):
         return self.sets.sizes
 
     @overload
-    def __getitem__(self, client: int) -> TensorSamples: ...
+    def __getitem__(self, client: int) -> Samples: ...
     @overload
-    def __getitem__(self, client: slice) -> list[TensorSamples]: ...
-    def __getitem__(self, client: int | slice) -> TensorSamples | list[TensorSamples]:
+    def __getitem__(self, client: slice) -> list[Samples]: ...
+    def __getitem__(self, client: int | slice) -> Samples | list[Samples]:
         if isinstance(client, slice):
             return [self[i] for i in range(*client.indices(len(self)))]
         if not 0 <= client < len(self):
             raise IndexError(f"client {client} of {len(self)}")
-        return TensorSamples(self.x, self.y, torch.from_numpy(self.sets.indices(client)))
+        indices = torch.from_numpy(self.sets.indices(client))
+        return self.x[indices] if isinstance(self.x, ImageFiles) else TensorSamples(self.x, self.y, indices)

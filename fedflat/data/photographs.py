@@ -10,9 +10,10 @@ from typing import Literal
 import torch
 
 from fedflat.data.federation import Federation
-from fedflat.data.image_files import CACHE, Cache, ImageFiles
+from fedflat.data.image_files import CACHE, Cache, ImageFiles, read_square
 from fedflat.data.images import SUFFIXES
 from fedflat.data.joint import JointPreprocess
+from fedflat.data.resized_crop import ResizedCrop, stored_side
 from fedflat.data.sources import data_root
 from fedflat.errors import DataError, InputError
 
@@ -66,6 +67,7 @@ def pacs(
         classes=len(classes),
         class_names=classes,
         preprocess=JointPreprocess((0.5,), (0.5,), flip=0.5),
+        prefetch=True,
         name="pacs",
         partition="natural",
     )
@@ -88,22 +90,22 @@ def landmarks(
     root: Path | None,
     size: Literal["23k", "160k"] = "23k",
     pixels: int = 224,
-    scales: tuple[float, ...] = (1.0, 2.0),
+    area: tuple[float, ...] = (0.08, 1.0),
     cache: int = CACHE,
 ) -> Federation:
     """Google Landmarks by photographer (Hsu et al., 2020): 233 clients and 203 classes, or 1,262 and 2,028.
 
     Lists from landmarks/*.csv (columns user_id, image_id, class), images from landmarks/images/ID.jpg; images that are
-    not there are left out and counted. size: which of the two sets. pixels: side of the images. scales: in training an
-    image is enlarged by a factor between these two, cropped at a random place, and mirrored half of the time.
-    cache: bytes of decoded images to keep.
+    not there are left out and counted. size: which of the two sets. pixels: side of the images. area: training crops a
+    part of each image with a share of its area between these two, and mirrors half of them; otherwise the centre is
+    taken. cache: bytes of decoded images to keep.
     """
     home = data_root(root) / "landmarks"
     pair = next((names for names in LISTS[size] if (home / names[0]).exists()), None)
     if pair is None:
         raise DataError(f"data set landmarks is not here: {home} holds no {LISTS[size][0][0]}; see --data-root")
     train, test = _rows(home / pair[0], "user_id"), _rows(home / pair[1])
-    kept, found = Cache(cache), dict[str, list[tuple[Path, int]]]()
+    kept, side, found = Cache(cache), stored_side(pixels), dict[str, list[tuple[Path, int]]]()
     missing = 0
     for user, image, label in [*train, *(("", image, label) for _, image, label in test)]:
         path = home / "images" / f"{image}.jpg"
@@ -121,14 +123,15 @@ def landmarks(
 
     def samples(files: list[tuple[Path, int]]) -> ImageFiles:
         labels = torch.tensor([label for _, label in files])
-        return ImageFiles([path for path, _ in files], labels, (pixels, pixels), kept)
+        return ImageFiles([path for path, _ in files], labels, (side, side), kept, read=read_square)
 
     return Federation(
         {user: samples(files) for user, files in found.items()},
         samples(tests),
         sizes=[len(files) for files in found.values()],
         classes=1 + max(label for _, _, label in (*train, *test)),
-        preprocess=JointPreprocess((0.5,), (0.5,), flip=0.5, scales=(scales[0], scales[-1])),
+        preprocess=ResizedCrop((0.5,), (0.5,), flip=0.5, area=(area[0], area[-1])),
+        prefetch=True,
         name="landmarks",
         partition="natural",
     )

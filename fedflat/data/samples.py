@@ -115,6 +115,11 @@ class Ahead:
     def __len__(self) -> int:
         return len(self._samples)
 
+    @property
+    def labels(self) -> Tensor | None:
+        """All targets, where they are known without reading."""
+        return getattr(self._samples, "labels", None)
+
     def ahead(self, indices: Tensor) -> None:
         """Begin to read the batch at these positions."""
         self._next = indices, self._reader.submit(self._samples.batch, indices)
@@ -215,8 +220,9 @@ def _hands_out_batches(kind: type) -> bool:
 
 def labels_of(samples: Samples, limit: int | None = None) -> Tensor:
     """Targets of the samples; where they are not in a tensor, of the first `limit` of them only."""
-    if isinstance(samples, TensorSamples):
-        return samples.labels
+    known = getattr(samples, "labels", None)
+    if isinstance(known, Tensor):
+        return known
     count = len(samples) if limit is None else min(limit, len(samples))
     positions = [torch.arange(start, min(start + LOOK, count)) for start in range(0, count, LOOK)]
     return torch.cat([samples.batch(part)[1] for part in positions] or [torch.empty(0, dtype=torch.int64)])

@@ -105,6 +105,7 @@ def _federation(lists: Path, place: Place) -> Federation:
         classes=len(place.classes),
         class_names=place.classes,
         preprocess=place.preprocess,
+        prefetch=True,
         name=place.name,
         partition="natural",
         task="segmentation",

@@ -75,7 +75,8 @@ def make_setup(
     e = settled(experiment, federation, model)
     if federation is None:
         federation = load_federation(e.data, e.partition, e.clients, e.seed, root, e.augment, e.local_holdout)
-        e = settled(e, federation, model) if federation.partition != e.partition or e.participation == AUTO else e
+        told = (federation.partition, len(federation)) == (e.partition, e.clients) and e.participation != AUTO
+        e = e if told else settled(e, federation, model)
     if e.new_clients >= len(federation):
         raise InputError(f"new_clients={e.new_clients} leaves none of the {len(federation)} clients to train")
     if model is not None and e.weights is not None:

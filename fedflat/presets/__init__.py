@@ -17,7 +17,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from fedflat.errors import InputError, UnknownNameError
+from fedflat.errors import UnknownNameError
 from fedflat.experiment import IRRELEVANT, Experiment, check_names, read_toml
 from fedflat.specs import Call, parse, parse_sum
 
@@ -37,7 +37,6 @@ class Preset:
         seeds: Number of runs that the paper averages; 0 if it does not say.
         targets: Accuracies for which the paper counts rounds.
         notes: What else the paper leaves open.
-        missing: Why the preset cannot be run; empty if it can.
     """
 
     id: str
@@ -57,12 +56,9 @@ class Preset:
     from_code: Sequence[str] = ()
     chosen: Sequence[str] = ()
     notes: Sequence[str] = ()
-    missing: str = ""
 
     def make(self, **changes: Any) -> Experiment:
         """The experiment with some fields changed; parts have the paper's values unless `method` gives others."""
-        if self.missing:
-            raise InputError(f"preset {self.id!r} cannot be run yet: {self.missing}")
         check_names(changes)
         values = {"method": "fedavg"} | dict(self.experiment) | changes
         calls = parse_sum(values["method"]) if isinstance(values["method"], str) else []

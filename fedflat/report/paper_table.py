@@ -37,7 +37,6 @@ class Cell:
         quantity: What it is, as in `fedflat.report.quantities`.
         experiments: The runs that reproduce it, one per seed.
         preset: The preset that they start from; empty for none.
-        missing: Why the cell cannot be run; empty if it can.
     """
 
     row: str
@@ -46,7 +45,6 @@ class Cell:
     quantity: str
     experiments: tuple[Experiment, ...] = ()
     preset: str = ""
-    missing: str = ""
 
 
 @dataclass(frozen=True)
@@ -122,8 +120,6 @@ class Table:
         preset = load_preset(changes.pop("preset")) if "preset" in changes else None
         wanted = [scale.get("quantity"), changes.pop("quantity", None), preset and preset.report, "last()"]
         quantity = next(filter(None, wanted))
-        if preset and preset.missing:
-            return Cell(row, column, figure, quantity, missing=preset.missing)
         method = "+".join(filter(None, (changes.get("method", "fedavg"), changes.pop("plus", ""))))
         make = preset.make if preset else Experiment
         wanted_seeds = scale.get("seeds") or (preset.seeds if preset else 0) or 1

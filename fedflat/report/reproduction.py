@@ -38,7 +38,7 @@ def _row(cell: Cell, out: Path) -> dict[str, Any]:
     runs = runs_of([cell], out)
     done = [record_of(run.folder) for run in runs if run.finished]
     found = summary(cell.quantity, done)
-    rounds = cell.experiments[0].rounds if cell.experiments else 0
+    rounds = cell.experiments[0].rounds
     ours = shown(cell.quantity, found["mean"], found["std"], rounds)
     return {
         "column": cell.column,
@@ -48,9 +48,8 @@ def _row(cell: Cell, out: Path) -> dict[str, Any]:
         "quantity": cell.quantity,
         **{name: value if value is not None and math.isfinite(value) else None for name, value in found.items()},
         "seeds": [record.experiment.seed for record in done],
-        "method": cell.experiments[0].method if cell.experiments else None,
+        "method": cell.experiments[0].method,
         "folders": [run.folder.name for run in runs],
-        "missing": cell.missing or None,
     }
 
 

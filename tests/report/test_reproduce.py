@@ -256,7 +256,7 @@ def test_tables_and_cells_are_listed(capsys: pytest.CaptureFixture[str]) -> None
     assert all(name in out for name in table_files()) and "small (about" in out
     assert main(["reproduce", "001/table7", "--list"]) == 0
     out = capsys.readouterr().out
-    assert "81.9 ± 0.6" in out and "no reader for ImageNet-200" in out
+    assert "81.9 ± 0.6" in out and "ImageNet-200, C = 16" in out
     assert main(["reproduce", "003/table20"]) == 2
     assert "unknown table '003/table20': did you mean" in capsys.readouterr().err
 
