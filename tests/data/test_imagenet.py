@@ -141,7 +141,7 @@ def test_the_central_square_of_a_photograph_is_read(tmp_path: Path) -> None:
 
 def test_labels_are_known_without_decoding_and_caches_travel_empty() -> None:
     files = ImageFiles([Path("absent.jpg")] * 4, torch.tensor([0, 1, 1, 2]), (8, 8), Cache())
-    fed = fedflat.Federation([files, files[torch.tensor([1, 2])]], classes=3, prefetch=True)
+    fed = fedflat.Federation([files, files[torch.tensor([1, 2])]], classes=3, prefetch=True, task="classification")
     assert fed.counts().tolist() == [[1, 2, 1], [0, 2, 0]]
     cache = Cache(1000)
     cache.get("key", lambda: np.zeros(10))
