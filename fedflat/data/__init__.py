@@ -7,11 +7,13 @@ from pathlib import Path
 
 from fedflat.core.samples import Samples
 from fedflat.data.arrays import Pool
-from fedflat.data.datasets import POOLS
+from fedflat.data.datasets import POOLS as WHOLE
 from fedflat.data.federation import DatasetSamples, Federation, TensorSamples
-from fedflat.data.indices import Holdout, PooledClients, Split, matching_tests
+from fedflat.data.hf import hf
+from fedflat.data.indices import Holdout, Split, matching_tests
 from fedflat.data.natural import NATURAL, as_it_is
 from fedflat.data.partition import PARTITIONS, divide
+from fedflat.data.pooled import PooledClients
 from fedflat.data.preprocess import Preprocess
 from fedflat.data.recipes import recipe
 from fedflat.data.share import split_call
@@ -36,6 +38,7 @@ __all__ = [
     "recipe",
 ]
 
+POOLS: dict[str, Callable[..., Pool | Federation]] = {**WHOLE, "hf": hf}
 DATASETS: dict[str, Callable[..., Pool | Federation]] = {**POOLS, **NATURAL}
 """Every data set by its name in `load_federation` and on the command line."""
 

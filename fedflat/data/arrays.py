@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedflat.data.image_files import ImageFiles
 from fedflat.errors import DataError
 
 
@@ -32,29 +32,43 @@ class Targets:
         return np.split(order, np.cumsum(np.bincount(self.labels, minlength=self.classes))[:-1])
 
 
+class LazySamples(Protocol):
+    """Samples that are read when they are asked for, and of which some can be chosen without reading any."""
+
+    def __len__(self) -> int: ...
+
+    def batch(self, indices: Tensor) -> tuple[Any, Tensor]:
+        """Raw inputs and targets at these positions."""
+        ...
+
+    def __getitem__(self, indices: Tensor) -> LazySamples:
+        """The samples at these positions."""
+        ...
+
+
 @dataclass(frozen=True)
 class Pool:
     """Training and test samples of a data set, and what a partitioner sees of the former.
 
-    x, test_x: uint8 images (N, C, H, W) kept channels-last in memory, or whatever a user's file holds; or image files
-    that are decoded when they are asked for.
+    x, test_x: uint8 images (N, C, H, W) kept channels-last in memory, or whatever a user's file holds; or samples that
+    are read when they are asked for.
     """
 
-    x: Tensor | ImageFiles
+    x: Tensor | LazySamples
     y: Tensor
-    test_x: Tensor | ImageFiles
+    test_x: Tensor | LazySamples
     test_y: Tensor
     targets: Targets
 
     @property
     def lazy(self) -> bool:
-        """Whether images are files that are decoded when they are asked for."""
-        return isinstance(self.x, ImageFiles)
+        """Whether samples are read when they are asked for."""
+        return not isinstance(self.x, Tensor)
 
     @property
-    def test(self) -> ImageFiles | tuple[Tensor, Tensor]:
+    def test(self) -> LazySamples | tuple[Tensor, Tensor]:
         """The test set."""
-        return self.test_x if isinstance(self.test_x, ImageFiles) else (self.test_x, self.test_y)
+        return (self.test_x, self.test_y) if isinstance(self.test_x, Tensor) else self.test_x
 
 
 def make_pool(

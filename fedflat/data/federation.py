@@ -14,9 +14,20 @@ import torch
 from torch import Tensor
 
 from fedflat.core.samples import Samples
-from fedflat.data.indices import PooledClients
+from fedflat.data.pooled import PooledClients
 from fedflat.data.preprocess import Preprocess
-from fedflat.data.samples import LOOK, Ahead, Collate, Columns, DatasetSamples, TensorSamples, as_samples, labels_of
+from fedflat.data.samples import (
+    LOOK,
+    Ahead,
+    Collate,
+    Columns,
+    DatasetSamples,
+    TensorSamples,
+    as_samples,
+    is_table,
+    labels_of,
+)
+from fedflat.data.tables import clients_of, columns_of
 from fedflat.errors import InputError
 from fedflat.tasks.task import Task, task_for, task_of
 
@@ -93,6 +104,48 @@ class Federation:
         self.trusted = None if trusted is None else as_samples(trusted, "the trusted samples")
         self._wrapped: dict[int, Samples] = {}
         self._sizes = clients.sizes if sizes is None and isinstance(clients, PooledClients) else sizes
+
+    @classmethod
+    def from_huggingface(
+        cls,
+        dataset: Any,
+        *,
+        by: str | None = None,
+        partition: Any = None,
+        clients: int = 100,
+        seed: int = 0,
+        columns: Columns | None = None,
+        test: Any = None,
+        **more: Any,
+    ) -> Federation:
+        """Clients of a data set of Hugging Face, whose rows are read when they are asked for.
+
+        Args:
+            dataset: A `Dataset`, a dictionary of splits with "train", or a partitioner of flwr-datasets that has one.
+            by: The column whose values are the clients.
+            partition: A name such as "dirichlet_per_class(alpha=0.5)" for `clients` clients and this seed, or a
+                partitioner of flwr-datasets.
+            columns: Names of the input column (or columns) and of the target; None for the only ones possible.
+            test: The common test set, or the name of a split; None for the split "test" or "validation".
+            more: Further arguments of `Federation`.
+        """
+        return cls(**clients_of(dataset, by, partition, clients, seed, columns, test) | more)
+
+    @classmethod
+    def from_datasets(
+        cls, datasets: Sequence[Any] | Mapping[str, Any], *, columns: Columns | None = None, **more: Any
+    ) -> Federation:
+        """One client per data set: map-style datasets of pairs, or tables; samples are read when they are asked for.
+
+        Args:
+            datasets: A list, or a dictionary by the clients' names.
+            columns: Of tables; None for the only ones possible.
+            more: Further arguments of `Federation`, such as test=….
+        """
+        held = list(datasets.values() if isinstance(datasets, Mapping) else datasets)
+        if held and is_table(held[0]):
+            columns = columns_of(held[0], columns)
+        return cls(datasets, sizes=[len(each) for each in held], columns=columns, **more)
 
     def __len__(self) -> int:
         return len(self._train)

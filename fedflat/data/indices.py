@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol, overload
+from typing import Protocol
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from fedflat.core.streams import numpy_stream
-from fedflat.data.image_files import ImageFiles
-from fedflat.data.samples import Samples, TensorSamples
 
 
 class IndexSets(Protocol):
@@ -136,30 +132,3 @@ def matching_tests(sets: Split, labels: np.ndarray, test_labels: np.ndarray, see
             for client, part in enumerate(np.split(tests, np.cumsum(held)[:-1] * len(tests) // held.sum())):
                 found[client].append(part)
     return Split.of([np.concatenate(parts) if parts else np.empty(0, np.int64) for parts in found])
-
-
-class PooledClients(Sequence[Samples]):
-    """Clients as index sets over one pool of tensors or image files, which all of them share."""
-
-    def __init__(self, x: Tensor | ImageFiles, y: Tensor, sets: IndexSets) -> None:
-        self.x, self.y, self.sets = x, y, sets
-
-    def __len__(self) -> int:
-        return len(self.sets)
-
-    @property
-    def sizes(self) -> np.ndarray:
-        """Samples of every client."""
-        return self.sets.sizes
-
-    @overload
-    def __getitem__(self, client: int) -> Samples: ...
-    @overload
-    def __getitem__(self, client: slice) -> list[Samples]: ...
-    def __getitem__(self, client: int | slice) -> Samples | list[Samples]:
-        if isinstance(client, slice):
-            return [self[i] for i in range(*client.indices(len(self)))]
-        if not 0 <= client < len(self):
-            raise IndexError(f"client {client} of {len(self)}")
-        indices = torch.from_numpy(self.sets.indices(client))
-        return self.x[indices] if isinstance(self.x, ImageFiles) else TensorSamples(self.x, self.y, indices)

@@ -11,8 +11,9 @@ import torch
 
 from fedflat.data.arrays import make_pool
 from fedflat.data.federation import Federation
-from fedflat.data.indices import PooledClients, Split
+from fedflat.data.indices import Split
 from fedflat.data.leaf_json import read_json
+from fedflat.data.pooled import PooledClients
 from fedflat.data.preprocess import Preprocess
 from fedflat.data.sources import data_root
 from fedflat.errors import DataError

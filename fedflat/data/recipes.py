@@ -19,6 +19,7 @@ PLAIN: dict[str, Preprocess] = {
     "fashion_mnist": Preprocess((0.2860,), (0.3530,)),
     "npz": _MIDDLE,
     "folder": _MIDDLE,
+    "hf": _MIDDLE,
 }
 """Normalisation of the data sets that no paper here prescribes one for."""
 

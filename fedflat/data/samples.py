@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
@@ -161,13 +162,22 @@ class TableSamples:
             if name not in known:
                 raise InputError(f"{where} has no column {name!r}; it has {', '.join(known)}")
         self._table = table
+        self._rows: Tensor | None = None
+        self.labels: Tensor | None = None  # all targets, where somebody has read them
 
     def __len__(self) -> int:
-        return len(self._table)
+        return len(self._table) if self._rows is None else len(self._rows)
+
+    def __getitem__(self, indices: Tensor) -> TableSamples:
+        """The rows at these positions; none is read."""
+        some = copy.copy(self)
+        some._rows = indices if self._rows is None else self._rows[indices]
+        some.labels = None if self.labels is None else self.labels[indices]
+        return some
 
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs and targets at these positions."""
-        positions = indices.tolist()
+        positions = (indices if self._rows is None else self._rows[indices]).tolist()
         rows = self._table.iloc[positions] if _is_frame(self._table) else self._table[positions]
         parts = [_tensor(rows[name]) for name in self._inputs]
         if self._together:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from fedflat.data.arrays import Targets
-from fedflat.data.dirichlet import log_dirichlet, positive, softmax
 from fedflat.data.indices import Split
+from fedflat.data.laws import log_dirichlet, positive, softmax
 from fedflat.errors import PartitionError
 
 WORK = 40_000_000  # bounds the redraws to seconds; a division that is at all likely comes far sooner

@@ -16,7 +16,8 @@ from torch.nn import functional as F
 import fedflat
 from fedflat import Federation, InputError, load_federation, load_run
 from fedflat.core.streams import stream
-from fedflat.data.indices import PooledClients, Split, matching_tests
+from fedflat.data.indices import Split, matching_tests
+from fedflat.data.pooled import PooledClients
 from fedflat.data.samples import labels_of
 from fedflat.errors import UnknownNameError
 from parts.personal.federations import SIZES, SMALL_NET, accuracy, federation, go, labelled, own_test
