@@ -25,6 +25,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedasam": {"method": "fedavg+asam(rho=0.1, eta=0.2)"},
     "fedasam+swa": {"method": f"fedavg+asam(rho=0.1, eta=0.2)+{SWA}"},
     "silobn": {"method": "fedavg", "batchnorm": "silobn"},
+    "silobn_by_domain": {"method": "fedavg", "batchnorm": "silobn_by_domain"},
 }
 
 

@@ -69,7 +69,7 @@ class Experiment:
         0, "rounds between evaluations of every client on its own test data; 0: only after the last; none: never"
     )
     new_clients: int = _field(0, "number of clients (the last ones) that never train and are only evaluated")
-    batchnorm: str = _field("average", "BatchNorm: average, local (FedBN), silobn or recompute (at evaluation)")
+    batchnorm: str = _field("average", "BatchNorm: average, local (FedBN), silobn, silobn_by_domain or recompute")
     head: str | None = _field(None, "name of the classifier; none: the last Linear layer")
     features: str | None = _field(None, "module whose output is used as features; none: the head's input")
     last_stage: str | None = _field(None, "name of the model's last block, if the model does not declare it")
@@ -161,7 +161,7 @@ CHOICES = {
     "backend": ("pool", "serial", "ray"),
     "weighting": ("auto", "samples", "uniform"),
     "evaluated": ("auto", "server", "selected", "all", "averaged"),
-    "batchnorm": ("average", "local", "silobn", "recompute"),
+    "batchnorm": ("average", "local", "silobn", "silobn_by_domain", "recompute"),
     "dtype": ("float32", "float64"),
     "precision": ("float32", "bfloat16", "tf32"),
     "augment": ("auto", "none", "paper000", "paper001", "paper003", "paper004"),

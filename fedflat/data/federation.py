@@ -19,6 +19,7 @@ from fedflat.data.preprocess import Preprocess
 from fedflat.data.samples import (
     LOOK,
     Ahead,
+    Chosen,
     Collate,
     Columns,
     DatasetSamples,
@@ -60,6 +61,8 @@ class Federation:
     task: what a target is: a name of `fedflat.tasks.TASKS` or a `Task` of your own; None for regression where targets
         are in floating point, else classification.
     class_names: names of the classes, for metrics per class.
+    domains: the domain of every client, empty for none; test_domains: those of the test set's samples, or of every test
+        set by name. With batchnorm="silobn_by_domain" a test sample is normalised by statistics of its domain.
     trusted: a small clean set of the server's own, in any of these forms, for methods such as `fltrust`.
     """
 
@@ -80,6 +83,8 @@ class Federation:
         partition: str = OWN,
         task: str | Task | None = None,
         class_names: Sequence[str] = (),
+        domains: Sequence[str] = (),
+        test_domains: Sequence[str] | Mapping[str, Sequence[str]] = (),
     ) -> None:
         self.names = [str(key) for key in train] if isinstance(train, Mapping) else None
         tests: Sequence[Any] | None = _by_name(client_tests, train)
@@ -98,7 +103,8 @@ class Federation:
         first, others = _test_sets(test)
         self.test = None if first is None else as_samples(first, "the test set", **self._form)
         self.tests = {name: as_samples(each, f"the test set {name!r}", **self._form) for name, each in others.items()}
-        self.class_names = tuple(class_names)
+        self.class_names, self.domains = tuple(class_names), tuple(domains)
+        self._test_domains = _domains(test_domains, test)
         self._task = None if task is None else task_of(task)
         self._train, self._client_tests, self._classes = clients, tests, classes
         self.trusted = None if trusted is None else as_samples(trusted, "the trusted samples")
@@ -185,6 +191,18 @@ class Federation:
     def has_client_tests(self) -> bool:
         """Whether clients have test data of their own."""
         return self._client_tests is not None
+
+    def test_set(self, name: str = "", domain: str = "") -> Samples | None:
+        """A test set by name, empty for the common one; of a domain, only its samples."""
+        samples = self.tests[name] if name else self.test
+        return Chosen(samples, self.domains_of(name)[domain]) if samples is not None and domain else samples
+
+    def domains_of(self, name: str = "") -> dict[str, Tensor]:
+        """Positions of a test set's samples by domain, empty for a set without domains."""
+        labels = np.array(self._test_domains.get(name, ()))
+        if not len(labels):
+            return {"": torch.arange(len(self.test_set(name) or ()))}
+        return {str(label): torch.from_numpy(np.flatnonzero(labels == label)) for label in np.unique(labels)}
 
     def size(self, client: int) -> int:
         """Number of training samples of a client, without asking the others."""
@@ -338,6 +356,14 @@ def _test_sets(test: Any) -> tuple[Any, dict[str, Any]]:
         raise InputError(f"test sets need names such as 'unseen', letters and digits only, not {list(test)}")
     (_, first), *others = test.items()
     return first, dict(others)
+
+
+def _domains(given: Sequence[str] | Mapping[str, Sequence[str]], test: Any) -> dict[str, Sequence[str]]:
+    """Domains of the samples of every test set; the common one's name is empty."""
+    if not isinstance(given, Mapping):
+        return {"": given}
+    first = next(iter(test)) if isinstance(test, dict) else ""
+    return {"" if name == first else name: labels for name, labels in given.items()}
 
 
 def _digest_samples(digest: Any, samples: Samples) -> None:

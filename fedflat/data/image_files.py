@@ -14,6 +14,7 @@ from torch import Tensor
 from fedflat.errors import DataError, InputError
 
 CACHE = 256 << 20  # bytes of decoded images that a process keeps
+AT_ONCE = 1 << 25  # numbers in a batch of evaluation
 
 
 class Cache:
@@ -66,6 +67,11 @@ class ImageFiles:
 
     def __len__(self) -> int:
         return len(self.paths)
+
+    @property
+    def at_once(self) -> int:
+        """How many images to evaluate at once: fewer if they are large."""
+        return max(1, AT_ONCE // (3 * self.size[0] * self.size[1]))
 
     def __getitem__(self, indices: Tensor) -> ImageFiles:
         """The samples at these positions."""

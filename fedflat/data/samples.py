@@ -133,6 +133,21 @@ class Ahead:
         return self._samples.batch(indices)
 
 
+class Chosen:
+    """Some of the samples, by their positions."""
+
+    def __init__(self, samples: Samples, positions: Tensor) -> None:
+        self._samples, self._positions = samples, positions
+        self.at_once: int = getattr(samples, "at_once", len(positions))
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    def batch(self, indices: Tensor) -> tuple[Any, Tensor]:
+        """Inputs and targets at these positions."""
+        return self._samples.batch(self._positions[indices])
+
+
 def is_table(data: Any) -> bool:
     """Whether data have named columns."""
     return _is_frame(data) or (hasattr(data, "column_names") and hasattr(data, "features"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -65,6 +65,7 @@ class Place:
     size: tuple[int, int]
     preprocess: JointPreprocess
     cache: int
+    domain: Callable[[str], str]
 
 
 def table_of(raw: Sequence[int]) -> np.ndarray:
@@ -98,9 +99,11 @@ def _federation(lists: Path, place: Place) -> Federation:
         x, y = ([base / path for path in paths] for base, paths in zip((place.images, place.masks), held, strict=True))
         return ImageFiles(x, y, place.size, cache, place.table)
 
+    called = {user: "unseen" if "diff" in user else "seen" for user in named}
+    domains = [{place.domain(path) for path in x} for x, _ in train.values()]
     return Federation(
         {user: samples(held) for user, held in train.items()},
-        {"unseen" if "diff" in user else "seen": samples(tests[user]) for user in named},
+        {called[user]: samples(tests[user]) for user in named},
         sizes=[len(x) for x, _ in train.values()],
         classes=len(place.classes),
         class_names=place.classes,
@@ -109,6 +112,8 @@ def _federation(lists: Path, place: Place) -> Federation:
         name=place.name,
         partition="natural",
         task="segmentation",
+        domains=[own.pop() if len(own) == 1 else "" for own in domains],  # a client of several domains has none
+        test_domains={called[user]: [place.domain(path) for path in tests[user][0]] for user in named},
     )
 
 
@@ -125,6 +130,21 @@ def _sized(name: str, height: int, width: int) -> tuple[int, int]:
     if height < 32 or width < 32:
         raise InputError(f"{name}: height and width must be 32 or more, not {height} and {width}")
     return height, width
+
+
+def _sequence(path: str) -> str:
+    """CamVid's name of an image begins with its sequence."""
+    return Path(path).name.partition("_")[0]
+
+
+def _city(path: str) -> str:
+    """Cityscapes has a folder per city."""
+    return Path(path).parent.name
+
+
+def _scene(path: str) -> str:
+    """IDDA's first folder names town, weather and vehicle."""
+    return Path(path).parts[0]
 
 
 def camvid(
@@ -146,7 +166,7 @@ def camvid(
     home = data_root(root) / "CamVid"
     change = JointPreprocess((0.5,), (0.5,), flip=0.5, scales=(scales[0], scales[-1]), jitter=jitter)
     size = _sized("camvid", height, width)
-    place = Place("camvid", home, home, CAMVID, table_of(range(11)), size, change, cache)
+    place = Place("camvid", home, home, CAMVID, table_of(range(11)), size, change, cache, _sequence)
     return _federation(home / "clients" / scene / kind, place)
 
 
@@ -164,7 +184,7 @@ def cityscapes(
     change = JointPreprocess((0.5,), (0.5,), flip=0.5, scales=(0.5, 1.5), jitter=0.4)
     home, size = base / "cityscapes", _sized("cityscapes", height, width)
     masks, table = home / "gtFine", table_of(raw.tolist())
-    place = Place("cityscapes", home / "leftImg8bit", masks, CITYSCAPES, table, size, change, cache)
+    place = Place("cityscapes", home / "leftImg8bit", masks, CITYSCAPES, table, size, change, cache, _city)
     return _federation(base / "FedDrive" / "data" / "cityscapes" / "data" / kind, place)
 
 
@@ -185,5 +205,5 @@ def idda(
     base = data_root(root)
     change = JointPreprocess((0.5,), (0.5,), flip=0.5, scales=(0.5, 2.0))
     home, size = base / "IDDA", _sized("idda", height, width)
-    place = Place("idda", home, home, IDDA, table_of(IDDA_RAW), size, change, cache)
+    place = Place("idda", home, home, IDDA, table_of(IDDA_RAW), size, change, cache, _scene)
     return _federation(base / "FedDrive" / "data" / "idda" / "data" / kind / setting, place)

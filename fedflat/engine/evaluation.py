@@ -46,7 +46,7 @@ def score_chunk(setup: Setup, chunk: Chunk) -> Score:
     """Score the model's current weights on one chunk."""
     federation = setup.federation
     if chunk.split == "test":
-        samples = federation.tests[chunk.test] if chunk.test else federation.test
+        samples = federation.test_set(chunk.test, chunk.domain)
     elif chunk.split == "client_test":
         samples = federation.client_test(chunk.client)
     else:
@@ -57,7 +57,7 @@ def score_chunk(setup: Setup, chunk: Chunk) -> Score:
         where = explaining_memory(setup, "evaluation")
         with where, streams.isolated(setup.experiment.seed, "evaluation", chunk.start, chunk.client):
             # On common data, statistics that stay with the clients are replaced by those of the batch.
-            aside = setup.private.names if chunk.split == "test" else frozenset()
+            aside = setup.private.names if chunk.split == "test" and chunk.by_batch else frozenset()
             with using_batch(setup.model.module, aside):
                 return score(setup, samples, chunk.start, chunk.stop)
     except FedflatError:
@@ -71,7 +71,7 @@ def score(setup: Setup, samples: Samples, start: int, stop: int) -> Score:
     """Score the model's current weights on samples start…stop, in evaluation mode."""
     setup.model.module.eval()
     total = Score()
-    for low, high in pieces(start, stop, EVALUATION_BATCH):
+    for low, high in pieces(start, stop, min(EVALUATION_BATCH, getattr(samples, "at_once", EVALUATION_BATCH))):
         x, y = samples.batch(torch.arange(low, high))
         output = setup.model(setup.federation.preprocess(x, None, setup.model.theta.dtype))
         total += judged(setup, output, y)

@@ -22,6 +22,7 @@ from fedflat.core.tensors import State, nest
 from fedflat.core.views import Server, Update
 from fedflat.engine.backends.base import Backend
 from fedflat.engine.combining import combine, warn_of_statistics
+from fedflat.engine.domains import by_domain
 from fedflat.engine.evaluation import (
     RECOMPUTED,
     Row,
@@ -344,9 +345,11 @@ class RoundLoop:
     def evaluate(self, test: str = "") -> Score:
         """Score the evaluated weights on the common test set or a further one by name; empty without such a model."""
         federation, broadcast = self.setup.federation, self._evaluated()
-        samples = federation.tests[test] if test else federation.test
+        samples = federation.test_set(test)
         if samples is None or self.setup.private.splits:
             return Score()
+        if self.setup.experiment.batchnorm == "silobn_by_domain":
+            return by_domain(self.setup, self.backend, broadcast, self.store.get, test)
         return sum(self.backend.evaluate(broadcast, chunks_of(len(samples), "test", test=test)), Score())
 
     def _evaluated(self) -> Broadcast:

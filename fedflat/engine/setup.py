@@ -78,6 +78,8 @@ class Chunk:
 
     Attributes:
         test: The name of the test set; empty for the common one.
+        domain: Count only the samples of this domain; empty for all.
+        by_batch: Whether statistics that stay with the clients are replaced by those of the batch.
     """
 
     split: Split
@@ -85,6 +87,8 @@ class Chunk:
     start: int
     stop: int
     test: str = ""
+    domain: str = ""
+    by_batch: bool = True
 
 
 @dataclass

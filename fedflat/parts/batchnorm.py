@@ -34,4 +34,8 @@ class SiLoBN(Part):
             yield from names_within((*model.buffer_spans, *model.counter_spans), layer)
 
 
-POLICIES: dict[str, tuple[Part, ...]] = {"local": (LocalBatchNorm(),), "silobn": (SiLoBN(),)}
+POLICIES: dict[str, tuple[Part, ...]] = {
+    "local": (LocalBatchNorm(),),
+    "silobn": (SiLoBN(),),
+    "silobn_by_domain": (SiLoBN(),),  # the same training; `engine.domains` evaluates
+}

@@ -64,7 +64,7 @@ def small(**fields: object) -> fedflat.Experiment:
     return fedflat.Experiment(**usual | fields)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("batchnorm", ["average", "silobn"])
+@pytest.mark.parametrize("batchnorm", ["average", "silobn", "silobn_by_domain"])
 def test_a_run_measures_seen_and_unseen_domains_apart(tmp_path: Path, batchnorm: str) -> None:
     tree(tmp_path)
     e = small(batchnorm=batchnorm, loss="ohem(share=0.5)", lr_schedule="poly(power=0.9)", method="fedavg+sam")
