@@ -110,7 +110,7 @@ class RoundLoop:
         """Evaluate every client's models on its own test data: one row per client with test data."""
         server, rows = self.server, list[Row]()
         seen = server.states.get(SEEN, {}).get("clients", torch.zeros(server.clients, dtype=torch.bool))
-        broadcast = replace(self._evaluated(), received=self._broadcast().received)  # adaptation may need it
+        broadcast = replace(self.evaluated(), received=self._broadcast().received)  # adaptation may need it
         jobs = (self._job(client, "evaluate") for client in range(len(self.setup.federation)))
         for update in self.backend.run(broadcast, jobs):
             found = scores(update)
@@ -323,7 +323,7 @@ class RoundLoop:
     def _test_metrics(self) -> Row:
         test, parts, metrics = self.setup.federation.test, self.setup.method.filling("test_metrics"), Row()
         if parts and test is not None and not self.setup.private.splits:
-            self.setup.load(self._evaluated())
+            self.setup.load(self.evaluated())
             self.setup.model.module.eval()
             with torch.no_grad():
                 for part in parts:
@@ -344,7 +344,7 @@ class RoundLoop:
 
     def evaluate(self, test: str = "") -> Score:
         """Score the evaluated weights on the common test set or a further one by name; empty without such a model."""
-        federation, broadcast = self.setup.federation, self._evaluated()
+        federation, broadcast = self.setup.federation, self.evaluated()
         samples = federation.test_set(test)
         if samples is None or self.setup.private.splits:
             return Score()
@@ -352,7 +352,7 @@ class RoundLoop:
             return by_domain(self.setup, self.backend, broadcast, self.store.get, test)
         return sum(self.backend.evaluate(broadcast, chunks_of(len(samples), "test", test=test)), Score())
 
-    def _evaluated(self) -> Broadcast:
+    def evaluated(self) -> Broadcast:
         """The evaluated weights with their statistics, which are first estimated if necessary."""
         broadcast = evaluated_broadcast(self.setup, self.server)
         if self._recomputes and RECOMPUTED not in self.server.states:

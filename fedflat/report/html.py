@@ -19,6 +19,7 @@ from fedflat.report.page import (
     flatness,
     landscapes,
     overview,
+    picture_section,
     setup_section,
     training,
     watched,
@@ -31,6 +32,7 @@ from fedflat.words import listed
 
 SECTIONS: tuple[Callable[[Page], Section | None], ...] = (
     *(overview.summary, setup_section.methods, setup_section.partition, training.curves, training.targets),
+    picture_section.pictures,
     *(client_section.distribution, flatness.flatness, landscapes.surface, landscapes.eigenplane, landscapes.plane),
     *(landscapes.interpolation, landscapes.line, flatness.noise, flatness.layers, behaviour_section.generalisation),
     *(behaviour_section.calibration, behaviour_section.pruning, watched.watched, behaviour_section.apart),

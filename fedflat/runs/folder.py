@@ -25,7 +25,7 @@ from fedflat.runs.locks import claim
 from fedflat.runs.tables import TABLES, TableFiles
 
 PATIENCE = 20  # tenths of a second to wait for the lock of a run folder
-ABANDONED = re.compile(r"\.([a-z]+\.(toml|jsonl?)|(model|best|checkpoint-\w+|\d+\.\d+)\.\w+)\.\d+\.tmp")
+ABANDONED = re.compile(r"\.([a-z]+\.(toml|jsonl?)|(model|best|pictures|checkpoint-\w+|\d+\.\d+)\.\w+)\.\d+\.tmp")
 log = logging.getLogger(__name__)
 
 

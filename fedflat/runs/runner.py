@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import logging
 import sys
 import time
@@ -22,6 +23,7 @@ from fedflat.data import Federation
 from fedflat.data.picture import partition_record
 from fedflat.engine.assembly import describe_inputs, make_setup
 from fedflat.engine.backends import Backend, make_backend
+from fedflat.engine.pictures import pictures
 from fedflat.engine.round_loop import RoundLoop
 from fedflat.engine.setup import Criterion, Setup, fresh_server
 from fedflat.engine.stacking import prepare as prepare_stack
@@ -225,6 +227,7 @@ def _go_on(
             _start(run, callbacks, endings)
             with interruptible() as loop.safe:
                 _rounds(run, loop, callbacks)
+            _save_pictures(state, loop)
             state.save()
         except KeyboardInterrupt:
             state.failure = "interrupted"
@@ -235,6 +238,13 @@ def _go_on(
             state.failure = "failed"
             _save_whole(state)
             raise
+
+
+def _save_pictures(state: RunState, loop: RoundLoop) -> None:
+    """Keep what the report is to show of the test sets, where the task shows anything."""
+    found = pictures(state.setup, loop.evaluated) if state.folder is not None else {}
+    if state.folder is not None and found:
+        state.folder.save_weights("pictures", found, {"classes": json.dumps(state.setup.federation.class_names)})
 
 
 def _start(run: Run, callbacks: Sequence[Callback], endings: contextlib.ExitStack) -> None:

@@ -40,8 +40,12 @@ class Task:
     def check(self, output: Any, y: Tensor) -> None:
         """Refuse an output that does not fit the targets, with an `InputError`."""
 
+    def shown(self, count: int) -> list[int]:
+        """Which of the `count` samples of a test set the report shows as pictures; by default none."""
+        return []
+
     def drawn(self, output: Tensor, y: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Prediction and truth as images of class numbers (batch, height, width) for the report; None without any."""
+        """Prediction and truth as images of class numbers (batch, height, width); negative where there is no truth."""
         return None
 
     def __repr__(self) -> str:
@@ -85,6 +89,10 @@ class Segmentation(Classification):
     name = "segmentation"
     metrics = ("miou", "accuracy", "iou")
     loss = CrossEntropy()  # type: ignore[assignment]
+
+    def shown(self, count: int) -> list[int]:
+        """Three samples, evenly spaced."""
+        return sorted({count * place // 6 for place in (1, 3, 5)}) if count else []
 
     def drawn(self, output: Tensor, y: Tensor) -> tuple[Tensor, Tensor] | None:
         """The class with the highest score, and the labels."""
