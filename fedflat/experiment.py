@@ -48,6 +48,9 @@ class Experiment:
     local_epochs: int = _field(5, "passes over a client's data per round, E")
     local_steps: int | None = _field(None, "local steps per round, K; replaces local_epochs")
     batch_size: int = _field(50, "minibatch size, B; 0: all data of the client")
+    microbatch: int | None = _field(
+        None, "samples per forward pass; the gradients of a minibatch are added up; none: all of them at once"
+    )
     drop_last: bool = _field(False, "leave out the last, smaller minibatch of an epoch")
     optimizer: str = _field("sgd", "clients' optimiser: sgd, adam, adamw …; see `fedflat list optimizers`")
     lr: float = _field(0.1, "clients' learning rate in the first round")
@@ -174,6 +177,7 @@ RANGES = [  # name, lowest, highest, whether the lowest is excluded
     ("local_epochs", 0, INF, False),
     ("local_steps", 0, INF, False),
     ("batch_size", 0, INF, False),
+    ("microbatch", 1, INF, False),
     ("lr", 0, INF, False),
     ("lr_decay", 0, INF, True),
     ("momentum", 0, 1, False),

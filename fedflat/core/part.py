@@ -52,6 +52,8 @@ class Part:
     """Whether what this part sends only serves the simulation and does not count as communication."""
     stacks: ClassVar[bool] = False
     """Whether its slots on the client act on the last dimension, so that clients can be trained as rows of a stack."""
+    sample_means: ClassVar[bool] = False
+    """Whether its terms of the loss are means over samples, so that a minibatch can be cut (`microbatch`)."""
     splits: ClassVar[bool] = False
     """Whether the server has no model for everybody, with the `private` tensors (if it fills that slot) or at all."""
     adapts: ClassVar[bool] = False

@@ -53,7 +53,7 @@ class Cost:
 def cost_of(experiment: Experiment, shape: tuple[int, ...], classes: int) -> Cost:
     """The cost of an experiment's method with its model and batch size, for inputs of this shape."""
     small: dict[str, Any] = {"batch_size": BATCH, "local_steps": 1, "rounds": 1000, "evaluate_every": 0}
-    small |= {"backend": "serial", "device": "cpu"}  # counts do not depend on the device
+    small |= {"microbatch": None, "backend": "serial", "device": "cpu"}  # counts do not depend on the device
     data = synthetic(shape, classes, clients=1, samples=BATCH)
     setup = make_setup(experiment.replace(**small), federation=data)
     model, probe = setup.model, Probe(setup)
@@ -63,13 +63,14 @@ def cost_of(experiment: Experiment, shape: tuple[int, ...], classes: int) -> Cos
     two = probe.round(loop, steps=2)
     models = 1 + (two.reads > one.reads) + two.others
     optimizer = sum(tensor.numel() for tensor in optimizer_of(experiment).start(model.theta).values())
+    together = min(experiment.microbatch or math.inf, experiment.batch_size or BATCH)
     numbers = model.size * (models + 1) + optimizer + model.buffers.numel()
     return Cost(
         macs=_expected_macs(probe, loop) / BATCH,
         models=models,
         parameters=models * model.size,
         weights=models * weight_parameters(model.module),
-        memory=numbers * model.theta.element_size() + one.saved / BATCH * (experiment.batch_size or BATCH),
+        memory=numbers * model.theta.element_size() + one.saved / BATCH * together,
     )
 
 

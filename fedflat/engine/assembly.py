@@ -28,6 +28,7 @@ from fedflat.core.schedules import schedules
 from fedflat.data import DATASETS, NATURAL, PARTITIONS, Federation, load_federation
 from fedflat.engine.faults import one_number
 from fedflat.engine.measuring import choose_metrics, describe_task, tried
+from fedflat.engine.microbatches import check_pieces
 from fedflat.engine.setup import Criterion, Setup
 from fedflat.errors import InputError, UnknownNameError
 from fedflat.experiment import Experiment
@@ -91,6 +92,7 @@ def make_setup(
             raise InputError(f"{INTERFERENCE} needs clients with test data of their own, and there are none")
         setup.interference_every = watch_every
     federation.check(_try_out(setup, own_loss=loss is not None))
+    check_pieces(setup)
     choose_metrics(setup, metrics)
     for part in setup.method.filling("check"):
         part.check(setup)

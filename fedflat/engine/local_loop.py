@@ -23,8 +23,11 @@ from fedflat.core.stacked import StackedModel
 from fedflat.core.tensors import copied
 from fedflat.core.views import Batch, Local
 from fedflat.data.samples import labels_of
+from fedflat.engine.microbatches import pieces
 from fedflat.engine.minibatches import Pair, minibatches, planned_steps
 from fedflat.engine.setup import Broadcast, Criterion, Job, Setup
+from fedflat.errors import InputError
+from fedflat.experiment import Experiment
 
 
 def local_view(setup: Setup, broadcast: Broadcast, job: Job, origin: Tensor, samples: int) -> Local:
@@ -214,15 +217,33 @@ class LocalLoop:
         Args:
             of: A function of the model's output to differentiate instead of the loss and its terms.
         """
-        local = self.local
+        local, size = self.local, self.setup.experiment.microbatch
         local.grad.zero_()
-        loss, of_data = local.model.each(self._loss, local.batch, of)
+        loss, of_data = self._pass(local.batch, of) if size is None else self._in_pieces(size, of)
         if self._step_loss is None:
-            self._step_loss = of_data.detach()
-        loss.sum().backward()  # of a stack, the gradient of each client's loss goes into its row
+            self._step_loss = of_data
         if local.only is not None:
             local.grad.mul_(local.only)
-        return loss.detach()  # type: ignore[no-any-return]
+        return loss
+
+    def _pass(self, batch: Batch, of: Callable[[Any], Tensor] | None = None) -> tuple[Tensor, Tensor]:
+        """A forward and a backward pass, which adds to `local.grad`; returns the loss and the data loss."""
+        loss, of_data = self.local.model.each(self._loss, batch, of)
+        loss.sum().backward()  # of a stack, the gradient of each client's loss goes into its row
+        return loss.detach(), of_data.detach()
+
+    def _in_pieces(self, size: int, of: Callable[[Any], Tensor] | None) -> tuple[Tensor, Tensor]:
+        """The same for a minibatch in pieces, one pass each; every gradient is weighted by its share of the targets."""
+        if of is not None:
+            raise InputError("microbatch: the method differentiates a function of the whole minibatch's output")
+        grad, total = self.local.grad, torch.zeros_like(self.local.grad)
+        losses = self.local.theta.new_zeros(2)
+        for batch, share in pieces(self.local.batch, size):
+            losses.add_(torch.stack(self._pass(batch)), alpha=share)
+            total.add_(grad, alpha=share)
+            grad.zero_()
+        grad.copy_(total)
+        return losses[0], losses[1]
 
     def _loss(self, batch: Batch, of: Callable[[Any], Tensor] | None) -> tuple[Tensor, Tensor]:
         """One client's loss of a minibatch with all terms, or another function `of` the output; and the data loss."""
@@ -256,7 +277,7 @@ class LocalLoop:
         setup, model, count = self.setup, self.setup.model, len(samples)
         total = torch.zeros_like(at)
         with model.loaded(at):
-            for chunk in torch.split(torch.arange(count), setup.experiment.batch_size or count):
+            for chunk in torch.split(torch.arange(count), _at_once(setup.experiment) or count):
                 x, y = samples.batch(chunk)
                 model.grad.zero_()
                 output = model(setup.federation.preprocess(x, None, at.dtype))
@@ -276,7 +297,7 @@ class LocalLoop:
         total = at.new_zeros((), dtype=torch.float64)
         model.module.eval()
         with model.loaded(at):
-            for chunk in torch.split(torch.arange(count), setup.experiment.batch_size or count):
+            for chunk in torch.split(torch.arange(count), _at_once(setup.experiment) or count):
                 x, y = samples.batch(chunk)
                 output = model(setup.federation.preprocess(x, None, model.theta.dtype))
                 total.add_(setup.criterion(output, y), alpha=len(chunk) / count)
@@ -306,6 +327,11 @@ class LocalLoop:
 
 def _rate(parts: Sequence[Part], local: Local, step: int, planned: int) -> float:
     return math.prod(part.step_rate(local, step, planned) for part in parts)
+
+
+def _at_once(e: Experiment) -> int:
+    """How many samples pass the network at once; 0: all."""
+    return e.microbatch or e.batch_size
 
 
 def data_loss(criterion: Criterion, output: Any, batch: Batch) -> Tensor:

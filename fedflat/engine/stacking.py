@@ -76,6 +76,8 @@ def _examined(setup: Setup) -> tuple[str | None, bool]:
         return f"{name} ({type(layer).__name__}) keeps statistics of its batches", False
     if setup.experiment.precision != "float32":
         return f"precision={setup.experiment.precision!r}", False
+    if setup.experiment.microbatch is not None:
+        return f"microbatch={setup.experiment.microbatch}", False
     samples, before = setup.federation.samples(0), streams.global_states()
     positions = torch.arange(2) % len(samples)
     x, y = samples.batch(positions)

@@ -31,6 +31,7 @@ class FedLC(Part):
         form: "margin" for the formula; "log" for z_c + τ log n_c, the balanced softmax.
     """
 
+    sample_means: ClassVar[bool] = True
     formula: ClassVar[str] = "z_c ← z_c − τ n_c^(−1/4) in the cross-entropy,  −∞ where n_c = 0"
     tau: NonNegative = 1.0
     form: Literal["margin", "log"] = "margin"

@@ -34,6 +34,7 @@ class MAN(Part):
         zeta: ζ, the true multiplier (the authors' flag is twice this); 0 is the base method.
     """
 
+    sample_means: ClassVar[bool] = True
     formula: ClassVar[str] = "L ← L + ζ Σ_l m_l,  m_l = mean of a_l² over batch, channels and positions"
     stacks: ClassVar[bool] = True
     zeta: NonNegative = 0.15
