@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
+from typing import Any
 
 MISSING, TIE = "–", "\u00a0"  # TIE is a no-break space
 UNITS = ((1e9, " G"), (1e6, " M"), (1e3, " k"))
@@ -103,3 +104,13 @@ def shortened(value: object, most: int = 60) -> str:
     except ValueError:  # Python does not write out numbers of more than 4300 digits
         return "a number of thousands of digits"
     return text if len(text) <= most else f"{text[: most // 2]}…{text[-10:]} ({len(text)} characters)"
+
+
+def parameters_told(details: Mapping[str, Any]) -> str:
+    """How many parameters are trained and how many are not, as records tell it; empty if they do not.
+
+    >>> parameters_told({"parameters": 1503, "frozen": 4500})
+    '1503 parameters and 4500 frozen ones'
+    """
+    trained, frozen = details.get("parameters"), details.get("frozen")
+    return f"{trained} parameters" + (f" and {frozen} frozen ones" if frozen else "") if trained else ""

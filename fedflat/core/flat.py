@@ -168,6 +168,12 @@ class FlatModel:
         """Number of trainable parameters, the unit of communication."""
         return self.theta.shape[-1]
 
+    @property
+    def frozen(self) -> list[tuple[str, Tensor]]:
+        """The parameters that are not trained, by name: no vector holds them, and they are never sent."""
+        trained = {id(self.module.get_parameter(span.name)) for span in self.spans}
+        return [(name, p.detach()) for name, p in self.module.named_parameters() if id(p) not in trained]
+
     def each(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call `function(*args)`; a `StackedModel` does so for every client, see there."""
         return function(*args)

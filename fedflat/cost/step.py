@@ -39,8 +39,9 @@ class Cost:
             every step reads it, and every other tensor of a model's size that it receives or keeps between rounds.
         parameters: The number of parameters in these models.
         weights: The same for convolutions and linear layers only.
-        memory: Bytes of these models, the gradient, the state of the optimiser, and what the forward passes of a step
-            keep for the gradient. This is an estimate from the sizes of the tensors; the process needs more.
+        memory: Bytes of these models, of parameters that are not trained, the gradient, the state of the optimiser, and
+            what the forward passes of a step keep for the gradient. This is an estimate from the sizes of the tensors;
+            the process needs more.
     """
 
     macs: float
@@ -64,7 +65,8 @@ def cost_of(experiment: Experiment, shape: tuple[int, ...], classes: int) -> Cos
     models = 1 + (two.reads > one.reads) + two.others
     optimizer = sum(tensor.numel() for tensor in optimizer_of(experiment).start(model.theta).values())
     together = min(experiment.microbatch or math.inf, experiment.batch_size or BATCH)
-    numbers = model.size * (models + 1) + optimizer + model.buffers.numel()
+    frozen = sum(tensor.numel() for _, tensor in model.frozen)
+    numbers = model.size * (models + 1) + optimizer + model.buffers.numel() + frozen
     return Cost(
         macs=_expected_macs(probe, loop) / BATCH,
         models=models,

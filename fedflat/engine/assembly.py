@@ -265,12 +265,14 @@ def describe_inputs(setup: Setup, own: Mapping[str, Any], participants: Any = No
         own: What the user gave as "federation" and "model", None where it is the experiment's.
     """
     custom_model = own.get("model") is not None
-    names = "".join(f"{span.name}{span.shape}" for span in setup.model.spans).encode()
-    weights = setup.model.theta.numpy().tobytes()
+    identity = hashlib.sha256("".join(f"{span.name}{span.shape}" for span in setup.model.spans).encode())
+    identity.update(setup.model.theta.numpy().tobytes())
+    for name, tensor in setup.model.frozen:
+        identity.update(name.encode() + tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
     federation = setup.federation
     return details(setup) | {
         "data": federation.fingerprint(),
-        "model": hashlib.sha256(names + weights).hexdigest()[:16],
+        "model": identity.hexdigest()[:16],
         "weights": None if setup.experiment.weights is None else file_hash(setup.experiment.weights),
         "participants": None if participants is None else _name(participants),
         "stack": setup.stack,
@@ -287,7 +289,8 @@ def details(setup: Setup) -> dict[str, Any]:
     """What records tell of a run beside the fields of its experiment."""
     names = setup.federation.names
     told = {"parameters": setup.model.size, "loss": _name(setup.criterion), "task": describe_task(setup)}
-    return told | ({} if names is None else {"names": names})
+    frozen = sum(tensor.numel() for _, tensor in setup.model.frozen)
+    return told | ({"frozen": frozen} if frozen else {}) | ({} if names is None else {"names": names})
 
 
 def _name(thing: Any) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fedflat.console import WIDE, plain_table, shown_path
 from fedflat.report.chart import Curve, chart
 from fedflat.runs.records import TAIL, Record, lead_of, presets
-from fedflat.words import MISSING, duration, percent
+from fedflat.words import MISSING, duration, parameters_told, percent
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -56,9 +56,9 @@ def result_rows(record: Record) -> list[tuple[str, str]]:
     rows[-2:-2] = [
         (label, _over_clients(record, prefix)) for label, prefix in SPREADS if record.last(f"{prefix}_mean") is not None
     ]
-    e, size = record.experiment, record.details.get("parameters")
+    e, size = record.experiment, parameters_told(record.details)
     rows.append(("data", f"{e.data}, {e.clients} clients, {e.partition}"))
-    rows.append(("model", e.model + (f", {size} parameters, loss {record.details['loss']}" if size else "")))
+    rows.append(("model", e.model + (f", {size}, loss {record.details['loss']}" if size else "")))
     rows += [("preset", text) for text in presets([record])]
     if record.path:
         rows.append(("files", f"{shown_path(record.path)}{os.sep}"))

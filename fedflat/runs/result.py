@@ -20,6 +20,7 @@ from fedflat.extras import save_figure
 from fedflat.runs.records import check_metric, columns, record_of
 from fedflat.runs.state import RunState, Tables, load_state
 from fedflat.runs.tables import TABLES
+from fedflat.words import parameters_told
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -221,8 +222,8 @@ class Run:
         done = f"{len(self.metrics)} of {self.experiment.rounds} rounds"
         lead = str(self.task.get("lead", "accuracy"))
         last = self.metrics[-1].get(lead) if self.metrics else None
-        e, size = self.experiment, self.details["parameters"]
-        what = f"{e.method!r} on {e.data!r} ({e.clients} clients), {e.model} ({size} parameters)"
+        e, size = self.experiment, parameters_told(self.details)
+        what = f"{e.method!r} on {e.data!r} ({e.clients} clients), {e.model} ({size})"
         return f"<Run {what}: {done}" + (f", {lead} {last:.4f}>" if last is not None else ">")
 
     def _repr_html_(self) -> str:

@@ -283,7 +283,7 @@ def python(*words: str | Path, **variables: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("name", ["own_model_and_data.py", "text.py"])
+@pytest.mark.parametrize("name", ["own_model_and_data.py", "text.py", "lora.py"])
 def test_an_example_says_what_came_out(name: str) -> None:
     assert "%" in python(EXAMPLES / name, "--rounds", "2")
 
