@@ -33,15 +33,22 @@ def callbacks_of(arguments: argparse.Namespace) -> list[Callback]:
     found: list[Callback] = []
     if arguments.stop_at is not None:
         metric, target = _rule("--stop-at", arguments.stop_at, float)
-        found.append(TargetStopping(metric, target))
+        found.append(TargetStopping(metric, target, strict=True))
     if arguments.patience is not None:
         metric, patience = _rule("--patience", arguments.patience, int)
-        found.append(EarlyStopping(metric, patience))
+        found.append(EarlyStopping(metric, patience, strict=True))
     if arguments.track:
         from fedflat.tracking import trackers
 
         found += trackers(arguments.track)
     return found
+
+
+def metrics_needed(callbacks: Sequence[Callback]) -> list[str]:
+    """The metrics by which callbacks stop a run."""
+    from fedflat.runs.callbacks import Stopping
+
+    return [callback.metric for callback in callbacks if isinstance(callback, Stopping) and callback.metric]
 
 
 def _rule(option: str, text: str, number: Callable[[str], Number]) -> tuple[str, Number]:

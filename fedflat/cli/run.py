@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedflat.cli.callbacks import add_callbacks, callbacks_of, track_finished
+from fedflat.cli.callbacks import add_callbacks, callbacks_of, metrics_needed, track_finished
 from fedflat.cli.experiments import add_experiment, experiments_of, prepare, report_failures
 from fedflat.cli.parser import Parser, add_data_root, add_metrics
 from fedflat.experiment import Experiment, default_out
@@ -60,6 +60,7 @@ def execute(arguments: argparse.Namespace) -> int:
     from fedflat.runs.series import run_all, series
 
     options |= {"progress": not arguments.quiet, "callbacks": lambda: callbacks_of(arguments)}
+    options["needed"] = metrics_needed(callbacks)
     members = run_all(series(experiments, arguments.out or "runs", arguments.preset), **options)
     if arguments.quiet:
         sys.stdout.write("".join(f"{member.folder}\n" for member in members))

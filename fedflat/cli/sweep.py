@@ -28,7 +28,8 @@ def configure(parser: Parser) -> None:
     add = parser.add_argument
     add("--search", metavar="NAME=LAW", action="append", default=[], help="what to search; may be given several times")
     add("--trials", metavar="N", type=int, default=20, help="total number of trials [20]")
-    add("--metric", metavar="NAME", default="accuracy", help="what to maximise; a loss is minimised [accuracy]")
+    about = "what to maximise; a loss is minimised [the leading metric of the data]"
+    add("--metric", metavar="NAME", default="", help=about)
     add("--no-prune", action="store_true", help="do not stop bad trials early")
     add("--out", metavar="DIR", help="folder for the search and its runs [a new folder in runs/]")
     add_metrics(parser)
@@ -63,10 +64,12 @@ def _opened(arguments: argparse.Namespace) -> Search:
         raise InputError("a search takes one value per field; write --search 'lr=choice(0.01,0.1)', or use fedflat run")
     dimensions = [Dimension.parse(text) for text in arguments.search]
     experiments = prepare(experiments, arguments.data_root)
-    check(experiments, arguments.data_root, metrics=arguments.metrics)
-    key = digest([arguments.metric, *map(str, dimensions)])
+    needed = [arguments.metric] if arguments.metric else []
+    lead = check(experiments, arguments.data_root, needed, metrics=arguments.metrics)
+    metric = arguments.metric or lead
+    key = digest([metric, *map(str, dimensions)])
     out = arguments.out or f"runs/sweep-{default_out(experiments[0]).name}-{key}"
-    return Search(experiments[0], dimensions, out, metric=arguments.metric, prune=not arguments.no_prune)
+    return Search(experiments[0], dimensions, out, metric=metric, prune=not arguments.no_prune)
 
 
 def _run_trials(search: Search, trials: int, **options: Any) -> None:

@@ -9,9 +9,14 @@ from torch import Tensor
 
 from fedflat.core.samples import Samples
 from fedflat.engine.setup import Setup
-from fedflat.errors import InputError
+from fedflat.errors import InputError, UnknownNameError
 from fedflat.tasks import Metric, metrics_of
 from fedflat.tasks.metrics import Wanted
+
+COUNTED = ("train_loss", "lr", "clients", "left_out", "steps", "floats_down", "floats_up", "seconds")
+"""What every row of a run has besides what is measured."""
+ADDING = ("round_metrics", "test_metrics", "client_metrics")
+"""Slots that add numbers of their own to the rows."""
 
 
 @torch.no_grad()
@@ -57,6 +62,20 @@ def _fits(metric: Metric, output: Any, y: Tensor) -> bool:
     except Exception:
         return False
     return True
+
+
+def require_recorded(setup: Setup, name: str) -> None:
+    """Raise `UnknownNameError` for a number that the rows of a run will not have.
+
+    Where parts add numbers of their own, only the first row can tell, and nothing is refused here.
+    """
+    if any(setup.method.filling(slot) for slot in ADDING):
+        return
+    names = [*(metric.name for metric in setup.metrics), "loss"]
+    known = [*names, *(f"{test}_{each}" for test in setup.federation.tests for each in names), *COUNTED]
+    parts = tuple(f"{each}_" for each in (*known, "clients", "personal"))  # of classes and of clients
+    if name not in known and not name.startswith(parts):
+        raise UnknownNameError("metric", name, known)
 
 
 def describe_task(setup: Setup) -> dict[str, Any]:

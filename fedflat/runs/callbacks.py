@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fedflat.core.fairness import SUMMARY
+from fedflat.engine.measuring import require_recorded
 from fedflat.errors import InputError, UnknownNameError
 from fedflat.runs.records import record_of
 
@@ -70,10 +71,13 @@ class Stopping(Callback):
         metric: A name in `run.metrics`, or "" for the leading metric of the run's task; rounds in which it was not
             measured do not count.
         mode: "max" or "min"; "auto" is "min" for losses, deviations and times, and "max" for all other metrics.
+        strict: Refuse, before the first round, a metric that the run itself will not measure. Otherwise the first row
+            decides, to which another callback may have added it.
     """
 
     metric: str = ""
     mode: str = field(default="auto", kw_only=True)
+    strict: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.mode not in ("auto", "max", "min"):
@@ -91,6 +95,8 @@ class Stopping(Callback):
 
     def start(self, run: Run) -> Stop:
         """Stop if the rounds of earlier processes are enough."""
+        if self.strict:
+            require_recorded(run._state.setup, self._name(run))
         return self._verdict(run)
 
     def _verdict(self, run: Run) -> str:

@@ -14,6 +14,7 @@ from fedflat.core import streams
 from fedflat.core.participation import participants
 from fedflat.data import load_federation
 from fedflat.engine.assembly import make_setup, settled
+from fedflat.engine.measuring import require_recorded
 from fedflat.errors import CheckpointError, FedflatError, InputError, InterruptedRunError, RunError, one_line
 from fedflat.experiment import Experiment, default_out
 from fedflat.runs.callbacks import Callback
@@ -61,6 +62,7 @@ def run_all(
     root: str | Path | None = None,
     progress: bool = True,
     callbacks: Callable[[], Sequence[Callback]] = list,
+    needed: Sequence[str] = (),
     **options: Any,
 ) -> Sequence[Member]:
     """Run the members that are not finished.
@@ -73,11 +75,12 @@ def run_all(
         root: The folder of the data sets.
         progress: Whether to show progress bars.
         callbacks: Makes the callbacks of one run.
+        needed: Metrics that the runs must measure.
         **options: As for `fedflat.run`.
     """
     waiting = [(member, name) for member, name in zip(members, _names(members), strict=True) if not member.finished]
     watching = {name: options[name] for name in ("metrics", "watch", "watch_every") if name in options}
-    check([member.experiment for member, _ in waiting], root, **watching)
+    check([member.experiment for member, _ in waiting], root, needed, **watching)
     before = len(members) - len(waiting)
     if before and progress:
         say(f"{before} of {len(members)} runs were finished earlier")
@@ -107,8 +110,21 @@ def _write_plan(members: Sequence[Member]) -> None:
         raise InputError(f"{folder} cannot hold the runs: {error}; choose another with --out") from None
 
 
-def check(experiments: Iterable[Experiment], root: str | Path | None = None, **watching: Any) -> None:
-    """Raise the errors that `fedflat.run` would raise, before anything is run. Shared data are loaded only once."""
+def check(
+    experiments: Iterable[Experiment], root: str | Path | None = None, needed: Sequence[str] = (), **watching: Any
+) -> str:
+    """Raise the errors that `fedflat.run` would raise, before anything is run. Shared data are loaded only once.
+
+    Args:
+        experiments: What will be run.
+        root: The folder of the data sets.
+        needed: Metrics that the runs must measure.
+        **watching: As for `fedflat.run`: `metrics`, `watch` and `watch_every`.
+
+    Returns:
+        The leading metric of the last experiment.
+    """
+    lead = "accuracy"
     shared: dict[tuple[Any, ...], list[Experiment]] = {}
     for e in experiments:
         shared.setdefault((e.data, e.partition, e.clients, e.seed, root, e.augment, e.local_holdout), []).append(e)
@@ -117,7 +133,11 @@ def check(experiments: Iterable[Experiment], root: str | Path | None = None, **w
         for e in group:
             with streams.isolated(e.seed, "check"):
                 setup = make_setup(e, federation=federation, **watching)
+                lead = setup.lead
+                for name in needed:
+                    require_recorded(setup, name)
                 participants(setup.experiment.participation, setup.clients, e.seed)
+    return lead
 
 
 def _run(member: Member, callbacks: Sequence[Callback], **options: Any) -> None:

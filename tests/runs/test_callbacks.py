@@ -272,6 +272,18 @@ def test_stopping_from_the_command_line(
 
 
 @pytest.mark.parametrize(
+    "words", [["--stop-at", "foo=3"], ["--lr", "0.1,0.2", "--patience", "foo=3"], ["--stop-at", "accurracy=0.4"]]
+)
+def test_a_metric_that_is_never_measured_is_refused_before_the_first_round(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([*SMALL, "--out", "run", *words]) == 2
+    assert "unknown metric" in capsys.readouterr().err
+    assert not any(path.stat().st_size for path in tmp_path.rglob("metrics.jsonl"))
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
         (["--stop-at", "high"], "--stop-at takes a number, or metric=number, not 'high'"),
