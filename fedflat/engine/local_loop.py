@@ -23,8 +23,7 @@ from fedflat.core.stacked import StackedModel
 from fedflat.core.tensors import copied
 from fedflat.core.views import Batch, Local
 from fedflat.data.samples import labels_of
-from fedflat.engine.microbatches import pieces
-from fedflat.engine.minibatches import Pair, minibatches, planned_steps
+from fedflat.engine.minibatches import Pair, minibatches, pieces, planned_steps
 from fedflat.engine.setup import Broadcast, Criterion, Job, Setup
 from fedflat.errors import InputError
 from fedflat.experiment import Experiment

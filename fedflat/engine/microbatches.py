@@ -1,44 +1,18 @@
-"""Gradient accumulation: a minibatch that does not fit into memory is passed through the network in pieces."""
+"""Where a minibatch may be passed through the network in pieces (`Experiment.microbatch`), and where not."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 import torch
-from torch import Tensor
 
 from fedflat.core.batchnorm import batchnorms
-from fedflat.core.inputs import map_inputs
 from fedflat.core.part import fills
-from fedflat.core.samples import IGNORED
 from fedflat.core.views import Batch
+from fedflat.engine.minibatches import pieces
 from fedflat.engine.setup import Setup
 from fedflat.errors import InputError
 
 TERMS = ("loss", "further_losses", "around_forward")
 """Slots whose terms may be more than means over samples."""
-
-
-def pieces(batch: Batch, size: int) -> Iterator[tuple[Batch, float]]:
-    """The minibatch in pieces of at most `size` samples, each with its share of the targets that count."""
-    y = batch.targets[0][1]
-    ends = [(start, min(start + size, len(y))) for start in range(0, len(y), size)]
-    for (start, stop), share in zip(ends, _shares(y, ends), strict=True):
-        if share:  # a loss of nothing is no number
-
-            def cut(leaf: Any, start: int = start, stop: int = stop) -> Any:
-                return leaf[start:stop] if isinstance(leaf, Tensor) else leaf
-
-            targets = tuple((weight, cut(labels)) for weight, labels in batch.targets)
-            yield Batch(map_inputs(cut, batch.x), targets), share
-
-
-def _shares(y: Tensor, ends: list[tuple[int, int]]) -> list[float]:
-    if y.dim() < 2 or y.is_floating_point():
-        return [(stop - start) / len(y) for start, stop in ends]
-    counts = torch.stack([(y[start:stop] != IGNORED).sum() for start, stop in ends]).tolist()
-    return [count / max(1, sum(counts)) for count in counts]
 
 
 def check_pieces(setup: Setup) -> None:

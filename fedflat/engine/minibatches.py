@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from fedflat.core import streams
-from fedflat.core.samples import Samples
-from fedflat.core.views import Local
+from fedflat.core.inputs import map_inputs
+from fedflat.core.samples import IGNORED, Samples
+from fedflat.core.views import Batch, Local
 from fedflat.data.samples import Ahead
 from fedflat.errors import InputError
 from fedflat.experiment import Experiment
@@ -91,3 +92,24 @@ def minibatch_sizes(count: int, batch_size: int, drop_last: bool) -> list[int]:
     size = batch_size or count
     sizes = [size] * (count // size)
     return sizes if drop_last or count % size == 0 else [*sizes, count % size]
+
+
+def pieces(batch: Batch, size: int) -> Iterator[tuple[Batch, float]]:
+    """The minibatch in pieces of at most `size` samples, each with its share of the targets that count."""
+    y = batch.targets[0][1]
+    ends = [(start, min(start + size, len(y))) for start in range(0, len(y), size)]
+    for (start, stop), share in zip(ends, _shares(y, ends), strict=True):
+        if share:  # a loss of nothing is no number
+
+            def cut(leaf: Any, start: int = start, stop: int = stop) -> Any:
+                return leaf[start:stop] if isinstance(leaf, Tensor) else leaf
+
+            targets = tuple((weight, cut(labels)) for weight, labels in batch.targets)
+            yield Batch(map_inputs(cut, batch.x), targets), share
+
+
+def _shares(y: Tensor, ends: list[tuple[int, int]]) -> list[float]:
+    if y.dim() < 2 or y.is_floating_point():
+        return [(stop - start) / len(y) for start, stop in ends]
+    counts = torch.stack([(y[start:stop] != IGNORED).sum() for start, stop in ends]).tolist()
+    return [count / max(1, sum(counts)) for count in counts]
