@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,29 +21,54 @@ class Stack(Local):
     Weights, gradients, states and messages are `[clients, …]`; `share`, `samples` and `steps` are columns
     `[clients, 1]`. A part whose formulas act on the last dimension works on it as it works on one client.
     `members` are the clients one by one, for draws from their own streams; their `theta` are rows of this `theta`.
+
+    Args:
+        model: The weights.
+        clients: The clients' numbers.
+        samples: Their numbers of samples.
+        states: What they have kept, with one row per client.
+        member: Makes the `Local` of one of them, given its place; called when somebody asks for it.
+        origin: The weights that all of them received; None: each of them starts from its own, those in `model`.
     """
 
-    def __init__(self, model: StackedModel, members: Sequence[Local]) -> None:
-        self.__dict__.update(vars(members[0]))
-        self.model, self.theta, self.grad = model, model.theta, model.grad
-        self._members, self.count = tuple(members), len(members)
-        for member, theta in zip(members, model.theta, strict=True):
-            member.theta = theta
-        self.origin = _rows([member.origin for member in members])
-        self.samples = self._column([float(member.samples) for member in members])
-        self.steps = self.weighted_steps = self._column([0.0] * len(members))
-        self.client = torch.tensor([[member.client] for member in members])  # type: ignore[assignment]
-        self.states = stacked_states([member.states for member in members])
-        self.sent, self._scratch = {}, {}
-        common = members[0]._received
+    def __init__(
+        self,
+        model: StackedModel,
+        clients: Sequence[int],
+        samples: Sequence[int],
+        states: States,
+        member: Callable[[int], Local],
+        origin: Tensor | None = None,
+    ) -> None:
+        first = member(0)
+        self.__dict__.update(vars(first))
+        self.model, self.theta, self.grad, self.count = model, model.theta, model.grad, len(clients)
+        self.origin = model.theta.clone() if origin is None else origin.expand(self.count, -1)
+        self._numbers, self._member = clients, member
+        self.samples = self._column(samples)
+        self.steps = self.weighted_steps = self._column([0.0] * self.count)
+        self.client = torch.tensor(clients).unsqueeze(1)  # type: ignore[assignment]
+        self.states, self.sent, self._scratch = states, {}, {}
+        self._members: Sequence[Local] = ()
+        common = first._received
         self._received = {part: {n: t.expand(self.count, *t.shape) for n, t in s.items()} for part, s in common.items()}
 
     def _column(self, numbers: Sequence[float]) -> Tensor:
         return self.theta.new_tensor(numbers).unsqueeze(1)
 
     @property
+    def numbers(self) -> Sequence[int]:
+        """The numbers of the clients."""
+        return self._numbers
+
+    @property
     def members(self) -> Sequence[Local]:
         """The clients one by one."""
+        if not self._members:
+            self._members = tuple(map(self._member, range(self.count)))
+            for member, theta, origin in zip(self._members, self.theta, self.origin, strict=True):
+                member.theta, member.origin = theta, origin
+                member.start_branch(self.branch, self.only)
         return self._members
 
     @property
@@ -54,12 +79,12 @@ class Stack(Local):
     def start_branch(self, branch: str, only: Tensor | None = None) -> None:
         """See `Local.start_branch`."""
         super().start_branch(branch, only)
-        for member in self.members:
+        for member in self._members:
             member.start_branch(branch, only)
 
-    def take_batch(self, sizes: Sequence[int]) -> None:
-        """Put the members' minibatches together. A size of 0 is that of a client that has finished."""
-        self.batch = joined([member.batch for member in self.members], self.theta)
+    def take_batch(self, batch: Batch, sizes: Sequence[int]) -> None:
+        """See `Local.take_batch`."""
+        self.batch = batch
         finished = 0 in sizes
         self.active = self.theta.new_tensor([[size > 0] for size in sizes], dtype=torch.bool) if finished else None
 
@@ -78,13 +103,6 @@ def stacked_states(states: Sequence[Mapping[str, State]]) -> States:
     """The states of clients that keep tensors of the same names and shapes, with one row per client."""
     first = states[0]
     return {part: {name: torch.stack([s[part][name] for s in states]) for name in first[part]} for part in first}
-
-
-def _rows(vectors: Sequence[Tensor]) -> Tensor:
-    """The vectors as rows; if all are the same tensor, without copies."""
-    if all(vector is vectors[0] for vector in vectors):
-        return vectors[0].expand(len(vectors), -1)
-    return torch.stack(list(vectors))
 
 
 def joined(batches: Sequence[Batch], like: Tensor) -> Batch:

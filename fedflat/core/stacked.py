@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -40,6 +41,7 @@ class StackedModel(FlatModel):
         self._channels_last = False  # grouped convolutions gain nothing from it
         self._dropout = RowDropout(generators)
         self._inside: dict[str, Tensor] | None = None
+        self._drops = False
         self._tie()
 
     def _tie(self) -> None:
@@ -48,8 +50,9 @@ class StackedModel(FlatModel):
         for span in self.spans:
             self._leaves[span.name] = leaf = nn.Parameter(span.of(self.theta))
             leaf.grad = span.of(self.grad)
-        self._statistics = {span.name: span.of(self.buffers) for span in self.buffer_spans}
-        self._statistics |= {span.name: span.of(self.counters) for span in self.counter_spans}
+        statistics = {span.name: span.of(self.buffers) for span in self.buffer_spans}
+        statistics |= {span.name: span.of(self.counters) for span in self.counter_spans}
+        self._tensors = self._leaves | statistics
 
     def each(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call `function` for all clients at once; tensors in `args` have one entry per client.
@@ -62,11 +65,17 @@ class StackedModel(FlatModel):
             return function(*args)
 
         places = map_inputs(lambda leaf: 0 if isinstance(leaf, Tensor) else None, args)
+        vectorised = torch.vmap(one, (0, *places), randomness="error")
         try:
-            with self._dropout:
-                return torch.vmap(one, (0, *places), randomness="error")(self._leaves | self._statistics, *args)
+            with self._dropout if self._drops else nullcontext():
+                return vectorised(self._tensors, *args)
+        except RuntimeError:
+            if self._drops:
+                raise
         finally:
             self._inside = None
+        self._drops = True  # perhaps it met a random draw: look out for dropout from now on, which costs some time
+        return self.each(function, *args)
 
     def __call__(self, x: Any) -> Any:
         """The clients' outputs for their own inputs; inside `each`, one client's output."""

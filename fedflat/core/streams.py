@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -94,6 +95,11 @@ class Stream:
         """The numbers 0 to count - 1 in random order."""
         return torch.from_numpy(self.numpy.permutation(count))
 
+    def permutations(self, count: int) -> Iterator[Tensor]:
+        """One permutation after the other."""
+        while True:
+            yield self.permutation(count)
+
     def sample(self, count: int, size: int) -> Tensor:
         """`size` different numbers of 0 to count - 1 in random order, in time and memory of `size`."""
         return torch.from_numpy(self.numpy.choice(count, size, replace=False))
@@ -113,6 +119,60 @@ class Stream:
     def _floats(self, draw: Any, shape: int | Sequence[int], dtype: torch.dtype) -> Tensor:
         kind = np.float64 if dtype == torch.float64 else np.float32
         return torch.from_numpy(np.asarray(draw(shape, dtype=kind))).to(dtype)
+
+
+class NoStream(Stream):
+    """Instead of a stream, to find out whether anything draws: a draw raises `DrawnError`."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__(self._refuse)
+
+    def _refuse(self) -> np.random.Generator:
+        raise DrawnError
+
+
+class DrawnError(Exception):
+    """Something draws from a `NoStream`."""
+
+
+class _Shuffler(threading.local):
+    """One generator of a thread, which is given one key after the other: cheaper than a generator for each."""
+
+    def __init__(self) -> None:
+        self._philox = _philox(bytes(16))
+        self._generator, self._fresh = np.random.Generator(self._philox), self._philox.state
+
+    def under(self, digest: bytes) -> np.random.Generator:
+        """The generator at the beginning of a stream; valid until the next call."""
+        self._fresh["state"]["key"] = np.frombuffer(digest, "<u8")
+        self._philox.state = self._fresh
+        return self._generator
+
+
+_SHUFFLER = _Shuffler()
+
+
+def permutation(count: int, seed: int, purpose: str, *ids: int) -> Tensor:
+    """The first permutation of a stream that is used for nothing else; faster than to make the stream."""
+    return torch.from_numpy(_SHUFFLER.under(_digest(seed, purpose, *ids)).permutation(count))
+
+
+def permutations(counts: Sequence[int], times: Sequence[int], names: Iterable[tuple[int, str, int, int]]) -> np.ndarray:
+    """The first permutations of several streams, given by name, as rows: so many of each, of so many numbers.
+
+    Shorter ones are filled up with zeros.
+
+    >>> permutations([3, 2], [1, 1], [(0, "batches", 1, 7), (0, "batches", 1, 9)]).shape
+    (2, 1, 3)
+    """
+    found = np.zeros((len(counts), max(times), max(counts)), np.int64)
+    for rows, count, often, name in zip(found, counts, times, names, strict=True):
+        generator = _SHUFFLER.under(_digest(*name))
+        for row in rows[:often]:
+            row[:count] = generator.permutation(count)
+    return found
 
 
 def _numpy(dtype: torch.dtype) -> Any:

@@ -94,7 +94,6 @@ class Local:
             "velocity". A part may set it in `begin` for the first `fit`; None: it starts afresh.
         full_gradient: Computes the gradient of the data loss at given weights, over all samples.
         full_loss: Computes the data loss at given weights, over all samples, in evaluation mode.
-        loss_of: Computes the data loss of the current minibatch, given the model's output.
         label_counts: Counts the client's training samples of every class, given the number of classes.
         features, data_loss: Results of the current forward pass, for loss terms. Features need a part that enters
             `model.capture_features` around the pass.
@@ -121,6 +120,7 @@ class Local:
         optimizer: Optimizer,
         states: dict[str, State],
         received: Mapping[str, Mapping[str, Tensor]],
+        criterion: Callable[[Any, Tensor], Tensor],
     ) -> None:
         self.model, self.origin = model, origin
         self.theta, self.grad = model.theta, model.grad
@@ -137,12 +137,11 @@ class Local:
         self.weighted_steps: Number = 0.0
         self.full_gradient: Callable[[Tensor], Tensor] = _no_loop
         self.full_loss: Callable[[Tensor], Tensor] = _no_loop
-        self.loss_of: Callable[[Any], Tensor] = _no_loop
         self.label_counts: Callable[[int], Tensor] = _no_loop
         self.batch = Batch(None, ())
         self.only: Tensor | None = None
         self.active: Tensor | None = None
-        self.states, self._received, self._share = states, received, share
+        self.states, self._received, self._share, self._criterion = states, received, share, criterion
         self.sent: dict[str, State] = {}
         self._simulated: set[str] = set()
         self._scratch: dict[str, dict[str, Any]] = {}
@@ -159,6 +158,11 @@ class Local:
         return (self,)
 
     @property
+    def numbers(self) -> Sequence[int]:
+        """The numbers of the clients: of this one."""
+        return (self.client,)
+
+    @property
     def share(self) -> Number:
         """Relative size of this client, ω_i = N·n_i / Σ_j n_j (1 if all sizes are equal)."""
         return self._share()
@@ -167,6 +171,13 @@ class Local:
     def mean_rate(self) -> Number:
         """The mean of `rate` over the steps done so far."""
         return each(lambda weighted, steps: weighted / steps if steps else 1.0, self.weighted_steps, self.steps)
+
+    def loss_of(self, output: Any) -> Tensor:
+        """The mean data loss of the current minibatch; if samples are mixed, the weighted sum over their labels."""
+        targets = self.batch.targets
+        if len(targets) == 1:
+            return self._criterion(output, targets[0][1])
+        return torch.stack([weight * self._criterion(output, y) for weight, y in targets]).sum()
 
     def state(self, part: Named) -> State:
         """What `part` keeps for this client between rounds; empty when the client first participates."""
@@ -235,8 +246,9 @@ class Local:
             step = step.masked_fill(~self.active, 0)
         add_(theta, step, -self.lr * self.rate)
 
-    def take_batch(self, sizes: Sequence[int]) -> None:
-        """The members' minibatches become this one's."""
+    def take_batch(self, batch: Batch, sizes: Sequence[int]) -> None:
+        """The minibatch of the next step. `sizes` are its samples per client; 0: the client has finished."""
+        self.batch = batch
 
     def take_rates(self, rates: Sequence[float]) -> None:
         """The factors of the members' learning rates in the current step become this one's."""
@@ -324,7 +336,7 @@ class Server:
 EMPTY, EMPTY_COUNTERS = torch.empty(0), torch.empty(0, dtype=torch.int64)
 
 
-@dataclass
+@dataclass(slots=True)
 class Update:
     """What one client returns. The defaults are those of a client that was only evaluated.
 
@@ -349,15 +361,15 @@ class Update:
     steps: int = 0
     weighted_steps: float = 0.0
     loss: float = math.nan
-    delta: Tensor = field(default_factory=lambda: EMPTY)
-    buffers: Tensor = field(default_factory=lambda: EMPTY)
-    counters: Tensor = field(default_factory=lambda: EMPTY_COUNTERS)
-    sent: dict[str, State] = field(default_factory=dict)
-    states: Mapping[str, State] = field(default_factory=dict)
     failure: str | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     norm: float = 0.0
     floats: int = 0
+    delta: Tensor = EMPTY
+    buffers: Tensor = EMPTY
+    counters: Tensor = EMPTY_COUNTERS
+    sent: dict[str, State] = field(default_factory=dict)
+    states: Mapping[str, State] = field(default_factory=dict)
     terms: Summable | None = None
 
     def hosted(self) -> Update:

@@ -40,7 +40,7 @@ class Preprocess:
         scaled; other integers (tokens) stay as they are.
         """
         if not isinstance(x, Tensor) or x.dtype != torch.uint8:
-            return x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x
+            return x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != dtype else x
         if x.dim() != 4:
             return self._normalise_plain(x, dtype)
         pixels = x.permute(0, 2, 3, 1).contiguous()

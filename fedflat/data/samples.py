@@ -69,6 +69,26 @@ class TensorSamples:
         return self.y if self.indices is None else self.y[self.indices]
 
 
+def together(samples: Sequence[Samples], most: int) -> TensorSamples | None:
+    """The samples of several clients, one after the other.
+
+    None where they are not all tensors of one kind, or where more than `most` numbers would have to be copied.
+    """
+    own = [s for s in samples if isinstance(s, TensorSamples)]
+    if len(own) < len(samples) or len({(type(s), s.x.dtype, s.y.dtype, s.x.device) for s in own}) > 1:
+        return None
+    first, pools = own[0], [s.indices for s in own if s.indices is not None]
+    if pools:
+        same = len(pools) == len(own) and all(s.x is first.x and s.y is first.y for s in own)
+        return type(first)(first.x, first.y, torch.cat(pools)) if same else None
+    if first.x[:1].numel() * sum(map(len, own)) > most:
+        return None
+    try:
+        return type(first)(torch.cat([s.x for s in own]), torch.cat([s.y for s in own]))
+    except RuntimeError:  # their shapes differ
+        return None
+
+
 class DatasetSamples:
     """A map-style dataset of pairs `(x, y)`.
 

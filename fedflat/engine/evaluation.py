@@ -272,9 +272,9 @@ def _fitted(setup: Setup, local: Local, samples: Sequence[Samples]) -> None:
     for part in setup.method.filling("begin"):
         part.begin(local)
     setup.method.owner("adapt").adapt(local, loop.fit)
-    for member, (_, failure) in zip(local.members, loop.outcomes(), strict=True):
+    for client, (_, failure) in zip(local.numbers, loop.outcomes(), strict=True):
         if failure:
-            raise ArithmeticError(f"client {member.client}: {failure}")
+            raise ArithmeticError(f"client {client}: {failure}")
 
 
 def _packed(model: str, score: Score) -> State:

@@ -1,7 +1,4 @@
-"""The jobs of a client: train, estimate statistics, evaluate.
-
-Most tensors of an update are only summed. They are its `terms`: a worker may add those of several clients.
-"""
+"""The jobs of a client: train, estimate statistics, evaluate."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import math
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -18,20 +15,16 @@ from fedflat.core import streams
 from fedflat.core.batchnorm import averaging_statistics
 from fedflat.core.devices import CPU, hosted, moved, numbers, on
 from fedflat.core.private import Private
-from fedflat.core.rows import Number, norms
 from fedflat.core.samples import Samples
-from fedflat.core.sums import Terms
-from fedflat.core.tensors import State
+from fedflat.core.sums import Summable, TreeSum
 from fedflat.core.views import EMPTY, Local, Update
 from fedflat.engine.evaluation import evaluate_client, evaluate_together
 from fedflat.engine.faults import check_states, vector_like
 from fedflat.engine.local_loop import LocalLoop, alike, local_view, stack_view
 from fedflat.engine.placement import explaining_memory
 from fedflat.engine.setup import Broadcast, Job, Setup
+from fedflat.engine.terms import each_row, estimated_terms, stacked_terms, training_terms
 from fedflat.errors import ClientError, DataError, InputError, RunError
-
-DELTA, BUFFERS = "delta", "buffers"
-"""Terms: updates weighted by `Update.weight`, statistics weighted by samples. Those of a part are `part/name`."""
 
 
 class Kind(NamedTuple):
@@ -39,12 +32,12 @@ class Kind(NamedTuple):
 
     Attributes:
         work: Runs where the client's data are.
-        terms: Sets the `terms` of updates; runs where terms are added. The first usable update has the sum.
-        together: Does the work of several clients at once; None: they are done one by one.
+        terms: Sets the `terms` of an update; runs where terms are added.
+        together: Does the work of several clients at once, and sets the terms; None: they are done one by one.
     """
 
     work: Callable[[Setup, Broadcast, Job], Update]
-    terms: Callable[[Setup, Sequence[Update]], Sequence[Update]]
+    terms: Callable[[Setup, Update], Update]
     together: Callable[[Setup, Broadcast, Sequence[Job]], list[Update]] | None = None
 
 
@@ -82,9 +75,8 @@ def _unseeded(setup: Setup, broadcast: Broadcast, jobs: Sequence[Job]) -> list[U
 def _done(setup: Setup, broadcast: Broadcast, jobs: Sequence[Job]) -> list[Update]:
     kind = JOBS[jobs[0].kind]
     if setup.stack > 1 and len(jobs) > 1 and kind.together is not None:
-        return list(kind.terms(setup, kind.together(setup, broadcast, jobs)))
-    updates = (kind.work(setup, broadcast, job).hosted() for job in jobs)
-    return [told for update in updates for told in kind.terms(setup, [update])]
+        return kind.together(setup, broadcast, jobs)
+    return [kind.terms(setup, kind.work(setup, broadcast, job).hosted()) for job in jobs]
 
 
 def named(jobs: Sequence[Job]) -> str:
@@ -99,7 +91,7 @@ def train(setup: Setup, broadcast: Broadcast, job: Job) -> Update:
     try:
         samples = setup.federation.samples(job.client)
         local = local_view(setup, broadcast, job, origin, len(samples))
-        return _trained(setup, broadcast, [job], local, [samples])[0]
+        return _update(job, local, _trained(setup, broadcast, local, [samples]))
     except DataError as error:  # a damaged file of one client must not end the run
         return Update(job.client, setup.federation.size(job.client), 0.0, failure=f"its data cannot be read: {error}")
     except (InputError, torch.OutOfMemoryError):
@@ -111,22 +103,28 @@ def train(setup: Setup, broadcast: Broadcast, job: Job) -> Update:
 
 def train_together(setup: Setup, broadcast: Broadcast, jobs: Sequence[Job]) -> list[Update]:
     """Run the rounds of several clients, in lockstep where they are alike."""
-    updates: dict[int, Update] = {}
-    for group in alike(setup, jobs):
-        for update in train_stack(setup, broadcast, group):
-            updates[update.client] = update
-    return [updates[job.client] for job in jobs]
+    groups = alike(setup, jobs)
+    if len(groups) == 1:
+        return train_stack(setup, broadcast, jobs)
+    made = {update.client: update for group in groups for update in train_stack(setup, broadcast, group)}
+    updates, total = [made[job.client] for job in jobs], TreeSum[Summable]()
+    for update in updates:
+        total.add(update.terms)
+        update.terms = None
+    updates[0].terms = total.result() if total else None  # there also if that client failed: its place is that of all
+    return updates
 
 
 def train_stack(setup: Setup, broadcast: Broadcast, jobs: Sequence[Job]) -> list[Update]:
     """Run the rounds of clients that are alike in lockstep."""
     if len(jobs) == 1:
-        return [train(setup, broadcast, jobs[0])]
+        return _one_by_one(setup, broadcast, jobs)
     try:
         samples = [setup.federation.samples(job.client) for job in jobs]
-        return _trained(setup, broadcast, jobs, stack_view(setup, broadcast, jobs, samples, "model"), samples)
+        local = stack_view(setup, broadcast, jobs, samples, "model")
+        return _updates(setup, jobs, local, _trained(setup, broadcast, local, samples))
     except DataError:
-        return [train(setup, broadcast, job) for job in jobs]
+        return _one_by_one(setup, broadcast, jobs)
     except (InputError, torch.OutOfMemoryError):
         raise
     except Exception as error:
@@ -137,13 +135,25 @@ def train_stack(setup: Setup, broadcast: Broadcast, jobs: Sequence[Job]) -> list
         ) from error
 
 
-def _trained(
-    setup: Setup, broadcast: Broadcast, jobs: Sequence[Job], local: Local, samples: Sequence[Samples]
-) -> list[Update]:
-    """The round of one client, or of a stack of clients, from `begin` to the update."""
-    start, method, model = time.perf_counter(), setup.method, local.model
-    model.train()
-    loop, delta, metrics = LocalLoop(setup, local, samples), EMPTY.expand(len(jobs), 0), dict[str, float]()
+def _one_by_one(setup: Setup, broadcast: Broadcast, jobs: Sequence[Job]) -> list[Update]:
+    return [training_terms(setup, train(setup, broadcast, job).hosted()) for job in jobs]
+
+
+class _Trained(NamedTuple):
+    """The round of one client, or of a stack of clients: for every client its loss and why it cannot be used."""
+
+    losses: Sequence[float]
+    failures: Sequence[str | None]
+    delta: Tensor
+    metrics: dict[str, float]
+    seconds: float
+
+
+def _trained(setup: Setup, broadcast: Broadcast, local: Local, samples: Sequence[Samples]) -> _Trained:
+    """Run the round, from `begin` to the update that is sent."""
+    start, method = time.perf_counter(), setup.method
+    local.model.train()
+    loop, delta, metrics = LocalLoop(setup, local, samples), EMPTY, dict[str, float]()
     for part in method.filling("begin"):
         part.begin(local)
     method.owner("train").train(local, loop.fit)
@@ -157,51 +167,35 @@ def _trained(
     if not all(failures):
         metrics = _client_metrics(setup, local, samples)
         delta = _outgoing(setup, local, broadcast)
-    rows = _Rows(local)
-    steps, weighted = rows.numbers(local.steps), rows.numbers(local.weighted_steps)
-    deltas, buffers, counters = (rows.of(hosted(t)) for t in (delta, model.buffers.clone(), model.counters.clone()))
-    sent, states = moved(local.sent, CPU), moved(local.states, CPU)  # of a stack, in one piece
-    seconds = (time.perf_counter() - start) / len(jobs)
-    return [
-        Update(
-            client=job.client,
-            samples=len(samples[i]),
-            weight=job.weight,
-            steps=int(steps[i]),
-            weighted_steps=weighted[i],
-            loss=losses[i],
-            seconds=seconds,
-            delta=deltas[i],
-            buffers=buffers[i],
-            counters=counters[i],
-            sent=rows.taken(sent, i),
-            states=rows.taken(states, i),
-            failure=failures[i],
-            metrics=metrics,
-        )
-        for i, job in enumerate(jobs)
+    return _Trained(losses, failures, delta, metrics, time.perf_counter() - start)
+
+
+def _update(job: Job, local: Local, made: _Trained) -> Update:
+    """What one client returns."""
+    model, steps, weighted = local.model, cast(int, local.steps), cast(float, local.weighted_steps)
+    plain = job.client, cast(int, local.samples), made.seconds, job.weight, steps, weighted, made.losses[0]
+    if made.failures[0] is not None:
+        return Update(*plain, made.failures[0])
+    update = Update(*plain, None, made.metrics, delta=made.delta, sent=local.sent, states=local.states)
+    if model.buffers.numel() or model.counters.numel():
+        update.buffers, update.counters = model.buffers.clone(), model.counters.clone()
+    return update
+
+
+def _updates(setup: Setup, jobs: Sequence[Job], local: Local, made: _Trained) -> list[Update]:
+    """What the clients of a stack return, with the terms of all of them."""
+    sent, states = moved(local.sent, CPU), moved(local.states, CPU)
+    delta, buffers, counters = (hosted(t) for t in (made.delta, local.model.buffers, local.model.counters))
+    columns = (cast(Tensor, column).flatten().tolist() for column in (local.samples, local.steps, local.weighted_steps))
+    seconds = made.seconds / len(jobs)
+    updates = [
+        Update(job.client, int(samples), seconds, job.weight, int(steps), weighted, loss, failure)
+        for job, samples, steps, weighted, loss, failure in zip(jobs, *columns, made.losses, made.failures, strict=True)
     ]
-
-
-class _Rows:
-    """The entries of the clients of a `Local`: the rows of a stack, or the one client's tensors as they are."""
-
-    def __init__(self, local: Local) -> None:
-        self.many = local.count > 1
-
-    def of(self, tensor: Tensor) -> Sequence[Tensor]:
-        """One tensor per client."""
-        return tensor.unbind() if self.many else [tensor]
-
-    def numbers(self, number: Number) -> list[float]:
-        """One number per client."""
-        return number.flatten().tolist() if isinstance(number, Tensor) else [number]
-
-    def taken(self, states: dict[str, State], i: int) -> dict[str, State]:
-        """Client i's tensors."""
-        if not self.many:
-            return states
-        return {part: {name: tensor[i] for name, tensor in state.items()} for part, state in states.items()}
+    if states or counters.numel():
+        for update, own, count in zip(updates, each_row(states, len(jobs)), counters.clone(), strict=True):
+            update.states, update.counters = own, count
+    return stacked_terms(setup, updates, delta, buffers, sent)
 
 
 def _client_metrics(setup: Setup, local: Local, samples: Sequence[Samples]) -> dict[str, float]:
@@ -257,37 +251,6 @@ def _not_finite(local: Local, broadcast: Broadcast) -> list[str | None]:
     ]
 
 
-def training_terms(setup: Setup, updates: Sequence[Update]) -> Sequence[Update]:
-    """The updates with their terms; `delta` itself is kept only if a part regroups or combines updates."""
-    usable = [update for update in updates if update.failure is None]
-    whole = bool(setup.method.filling("combine") or setup.method.filling("regroup"))
-    if usable:
-        deltas = _matrix([update.delta for update in usable])
-        sent = [usable[0].sent.get(part.name, {}) for part in setup.parts if not part.simulation_only]
-        floats = setup.floats(sent)
-        for update, (norm,) in zip(usable, norms(deltas).tolist(), strict=True):
-            update.norm, update.floats = norm, floats
-        usable[0].terms = terms = _statistics(usable)
-        for part, state in usable[0].sent.items():
-            for name in state:
-                terms[f"{part}/{name}"] = _matrix([update.sent[part][name] for update in usable]).sum(0)
-        if not whole:
-            terms[DELTA] = _weighted([update.weight for update in usable], deltas)
-    for update in updates:
-        keep = update.failure is None and whole
-        _drop_vectors(update, keep)
-    return updates
-
-
-def _weighted(weights: Sequence[float], rows: Tensor) -> Tensor:
-    """The weighted sum of the rows."""
-    return rows[0] * weights[0] if len(rows) == 1 else rows.new_tensor(weights) @ rows
-
-
-def _matrix(rows: Sequence[Tensor]) -> Tensor:
-    return rows[0].unsqueeze(0) if len(rows) == 1 else torch.stack(list(rows))
-
-
 @torch.no_grad()
 def estimate(setup: Setup, broadcast: Broadcast, job: Job) -> Update:
     """BatchNorm statistics of the broadcast weights over a client's training data, without augmentation.
@@ -310,29 +273,8 @@ def estimate(setup: Setup, broadcast: Broadcast, job: Job) -> Update:
     return Update(job.client, len(samples), seconds, buffers=buffers, counters=counters)
 
 
-def _statistics(updates: Sequence[Update]) -> Terms:
-    if not updates[0].buffers.numel():
-        return Terms()
-    buffers = _matrix([update.buffers for update in updates]).double()
-    return Terms({BUFFERS: _weighted([update.samples for update in updates], buffers)})
-
-
-def _estimated(setup: Setup, updates: Sequence[Update]) -> Sequence[Update]:
-    updates[0].terms = _statistics(updates)
-    for update in updates:
-        _drop_vectors(update)
-    return updates
-
-
-def _drop_vectors(update: Update, keep_delta: bool = False) -> None:
-    """Forget the tensors that are only summed."""
-    update.buffers = EMPTY
-    if not keep_delta:
-        update.delta, update.sent = EMPTY, {}
-
-
 JOBS = {
     "train": Kind(train, training_terms, train_together),
-    "estimate": Kind(estimate, _estimated),
-    "evaluate": Kind(evaluate_client, lambda setup, updates: updates, evaluate_together),
+    "estimate": Kind(estimate, estimated_terms),
+    "evaluate": Kind(evaluate_client, lambda setup, update: update, evaluate_together),
 }

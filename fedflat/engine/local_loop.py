@@ -13,20 +13,19 @@ from torch import Tensor
 
 from fedflat.core import streams
 from fedflat.core.devices import numbers
-from fedflat.core.lockstep import Stack, stacked_states
+from fedflat.core.lockstep import Stack, joined, stacked_states
 from fedflat.core.optimizer_choice import optimizer_of
 from fedflat.core.part import Part
 from fedflat.core.private import Private
 from fedflat.core.rows import Number
-from fedflat.core.samples import IGNORED, Samples
+from fedflat.core.samples import Samples
 from fedflat.core.stacked import StackedModel
 from fedflat.core.tensors import copied
 from fedflat.core.views import Batch, Local
-from fedflat.data.samples import labels_of
-from fedflat.engine.minibatches import Pair, minibatches, pieces, planned_steps
-from fedflat.engine.setup import Broadcast, Criterion, Job, Setup
+from fedflat.engine.full_passes import FullPasses
+from fedflat.engine.minibatches import lockstep, minibatches, pieces, planned_steps
+from fedflat.engine.setup import Broadcast, Job, Setup
 from fedflat.errors import InputError
-from fedflat.experiment import Experiment
 
 
 def local_view(setup: Setup, broadcast: Broadcast, job: Job, origin: Tensor, samples: int) -> Local:
@@ -45,6 +44,7 @@ def local_view(setup: Setup, broadcast: Broadcast, job: Job, origin: Tensor, sam
         optimizer=optimizer_of(setup.experiment),
         states=copied(job.states),
         received=broadcast.received,
+        criterion=setup.criterion,
     )
 
 
@@ -61,12 +61,15 @@ def stack_view(
     model = StackedModel(setup.model, generators, len(jobs))
     if jobs[0].theta is not None:
         model.theta.copy_(torch.stack([job.theta for job in jobs if job.theta is not None]))
+    states = stacked_states([job.states for job in jobs])
     if private:
-        private.load(model, stacked_states([job.states for job in jobs]).get(Private.KEY, {}))
-    own = bool(private) or jobs[0].theta is not None
-    origins = model.theta.clone() if own else [broadcast.theta] * len(jobs)
-    views = zip(jobs, origins, samples, strict=True)
-    return Stack(model, [local_view(setup, broadcast, job, origin, len(data)) for job, origin, data in views])
+        private.load(model, states.get(Private.KEY, {}))
+    own, sizes = bool(private) or jobs[0].theta is not None, [len(data) for data in samples]
+
+    def member(place: int) -> Local:
+        return local_view(setup, broadcast, jobs[place], broadcast.theta, sizes[place])
+
+    return Stack(model, [job.client for job in jobs], sizes, states, member, None if own else broadcast.theta)
 
 
 def alike(setup: Setup, jobs: Sequence[Job]) -> list[list[Job]]:
@@ -98,9 +101,8 @@ class LocalLoop:
         self._step_loss: Tensor | None = None
         self._losses: list[tuple[Tensor, Number, Sequence[int], bool]] = []  # see `_record`
         self._fits = 0
-        local.full_gradient, local.full_loss = self.full_gradient, self.full_loss
-        local.label_counts = self.label_counts
-        local.loss_of = lambda output: data_loss(setup.criterion, output, local.batch)
+        passes = FullPasses(setup, samples)
+        local.full_gradient, local.full_loss, local.label_counts = passes.gradient, passes.loss, passes.label_counts
 
     def outcomes(self) -> list[tuple[float, str | None]]:
         """For every client, the mean data loss over the samples seen, and why it diverged; None if it did not.
@@ -149,31 +151,38 @@ class LocalLoop:
         planned = [planned_steps(self.setup.experiment, len(samples), epochs, steps) for samples in self.samples]
         rated = self._fill("step_rate")
         with local.model.restricted(only):
-            for k, pairs in enumerate(self._minibatches(planned)):
+            for k, (batch, sizes) in enumerate(self._minibatches(planned)):
                 if rated:
                     local.take_rates(
                         [_rate(rated, m, k, count) for m, count in zip(local.members, planned, strict=True)]
                     )
-                self._step(pairs)
+                self._step(batch, sizes)
         local.only, local.active, local.rate = None, None, 1.0
         if branch != "global":
             local.optimizer_state = handed_over
 
-    def _minibatches(self, planned: Sequence[int]) -> Iterator[Sequence[Pair | None]]:
-        """The next minibatch of every client; None for clients that have finished."""
-        clients = zip(self.local.members, self.samples, planned, strict=True)
-        preprocess = self.setup.federation.preprocess
-        return zip_longest(*(minibatches(member, own, steps, preprocess) for member, own, steps in clients))
+    def _minibatches(self, planned: Sequence[int]) -> Iterator[tuple[Batch, Sequence[int]]]:
+        """The minibatch of every step, and how many samples of each client it has; 0: the client has finished."""
+        local, parts, preprocess = self.local, self._fill("batch"), self.setup.federation.preprocess
+        whole = None if parts or local.count == 1 else lockstep(local, self.samples, planned, preprocess)
+        if whole is not None:
+            yield from whole
+            return
+        members = local.members
+        clients = zip(members, self.samples, planned, strict=True)
+        for pairs in zip_longest(*(minibatches(member, own, steps, preprocess) for member, own, steps in clients)):
+            for member, pair in zip(members, pairs, strict=True):
+                if pair is not None:  # otherwise it keeps its last one, whose gradient is not followed
+                    member.batch = Batch(pair[0], ((1.0, pair[1]),))
+                    for part in parts:
+                        member.batch = part.batch(member, member.batch)
+            batches = [member.batch for member in members]
+            sizes = [0 if pair is None else len(pair[1]) for pair in pairs]
+            yield joined(batches, local.theta) if local.count > 1 else batches[0], sizes
 
-    def _step(self, pairs: Sequence[Pair | None]) -> None:
+    def _step(self, batch: Batch, sizes: Sequence[int]) -> None:
         local = self.local
-        for member, pair in zip(local.members, pairs, strict=True):
-            if pair is not None:  # otherwise it keeps its last one, whose gradient is not followed
-                member.batch = Batch(pair[0], ((1.0, pair[1]),))
-                for part in self._fill("batch"):
-                    member.batch = part.batch(member, member.batch)
-        sizes = [0 if pair is None else len(pair[1]) for pair in pairs]
-        local.take_batch(sizes)
+        local.take_batch(batch, sizes)
         self._step_loss = None
         self._gradient(local, self.backward)
         self._record(sizes)
@@ -228,7 +237,10 @@ class LocalLoop:
     def _pass(self, batch: Batch, of: Callable[[Any], Tensor] | None = None) -> tuple[Tensor, Tensor]:
         """A forward and a backward pass, which adds to `local.grad`; returns the loss and the data loss."""
         loss, of_data = self.local.model.each(self._loss, batch, of)
-        loss.sum().backward()  # of a stack, the gradient of each client's loss goes into its row
+        whole = (
+            loss if self.local.count == 1 else loss.sum()
+        )  # of a stack, each client's gradient goes into its own row
+        whole.backward()
         return loss.detach(), of_data.detach()
 
     def _in_pieces(self, size: int, of: Callable[[Any], Tensor] | None) -> tuple[Tensor, Tensor]:
@@ -248,13 +260,14 @@ class LocalLoop:
         """One client's loss of a minibatch with all terms, or another function `of` the output; and the data loss."""
         local, whole = self.local, self.local.batch
         local.batch = batch
-        with self._around_forward():
-            output = local.model(batch.x)
-        local.features = local.model.take_features()
-        of_data = local.data_loss = data_loss(self.setup.criterion, output, batch)
-        loss = self._with_terms(of_data, output) if of is None else of(output)
-        local.batch = whole
-        return loss, of_data
+        try:
+            with self._around_forward():
+                output = local.model(batch.x)
+            local.features = local.model.take_features()
+            of_data = local.data_loss = local.loss_of(output)
+            return self._with_terms(of_data, output) if of is None else of(output), of_data
+        finally:
+            local.batch = whole
 
     def _with_terms(self, loss: Tensor, output: Any) -> Tensor:
         """The loss with the terms of the parts; those that need passes of their own are differentiated here."""
@@ -265,49 +278,6 @@ class LocalLoop:
             for term in part.further_losses(self.local, output):
                 term.backward()  # type: ignore[no-untyped-call]
         return loss
-
-    def full_gradient(self, at: Tensor) -> Tensor:
-        """Gradient of the mean data loss over all of the client's samples at the weights `at`, without augmentation."""
-        rows = at.reshape(len(self.samples), -1)
-        each = [self._full_gradient(row, samples) for row, samples in zip(rows, self.samples, strict=True)]
-        return torch.stack(each).view_as(at)
-
-    def _full_gradient(self, at: Tensor, samples: Samples) -> Tensor:
-        setup, model, count = self.setup, self.setup.model, len(samples)
-        total = torch.zeros_like(at)
-        with model.loaded(at):
-            for chunk in torch.split(torch.arange(count), _at_once(setup.experiment) or count):
-                x, y = samples.batch(chunk)
-                model.grad.zero_()
-                output = model(setup.federation.preprocess(x, None, at.dtype))
-                setup.criterion(output, y).backward()  # type: ignore[no-untyped-call]
-                total.add_(model.grad, alpha=len(chunk) / count)
-        return total
-
-    def full_loss(self, at: Tensor) -> Tensor:
-        """Mean data loss over all of the client's samples at the weights `at`, in evaluation mode, not augmented."""
-        rows = at.reshape(len(self.samples), -1)
-        each = [self._full_loss(row, samples) for row, samples in zip(rows, self.samples, strict=True)]
-        return each[0] if at.dim() == 1 else torch.stack(each).unsqueeze(1)
-
-    @torch.no_grad()
-    def _full_loss(self, at: Tensor, samples: Samples) -> Tensor:
-        model, setup, count = self.setup.model, self.setup, len(samples)
-        total = at.new_zeros((), dtype=torch.float64)
-        model.module.eval()
-        with model.loaded(at):
-            for chunk in torch.split(torch.arange(count), _at_once(setup.experiment) or count):
-                x, y = samples.batch(chunk)
-                output = model(setup.federation.preprocess(x, None, model.theta.dtype))
-                total.add_(setup.criterion(output, y), alpha=len(chunk) / count)
-        model.module.train()
-        return total
-
-    def label_counts(self, classes: int) -> Tensor:
-        """How many of the client's training targets belong to each class; ignored ones do not count."""
-        labels = [labels_of(samples).reshape(-1) for samples in self.samples]
-        counts = [torch.bincount(own[own != IGNORED], minlength=classes) for own in labels]
-        return torch.stack(counts) if len(counts) > 1 else counts[0]
 
     def _record(self, sizes: Sequence[int]) -> None:
         """Keep the losses of a step with its number, the sizes of the minibatches, and whether the mean counts them."""
@@ -326,15 +296,3 @@ class LocalLoop:
 
 def _rate(parts: Sequence[Part], local: Local, step: int, planned: int) -> float:
     return math.prod(part.step_rate(local, step, planned) for part in parts)
-
-
-def _at_once(e: Experiment) -> int:
-    """How many samples pass the network at once; 0: all."""
-    return e.microbatch or e.batch_size
-
-
-def data_loss(criterion: Criterion, output: Any, batch: Batch) -> Tensor:
-    """Mean loss of a batch; if samples are mixed, the weighted sum over their labels."""
-    if len(batch.targets) == 1:
-        return criterion(output, batch.targets[0][1])
-    return torch.stack([weight * criterion(output, y) for weight, y in batch.targets]).sum()

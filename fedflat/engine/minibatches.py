@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedflat.core import streams
+from fedflat.core.devices import on
 from fedflat.core.inputs import map_inputs
 from fedflat.core.samples import IGNORED, Samples
 from fedflat.core.views import Batch, Local
 from fedflat.data.samples import Ahead
+from fedflat.data.samples import together as joint
 from fedflat.errors import InputError
 from fedflat.experiment import Experiment
 
 BLOCK = 3 << 18  # numbers preprocessed at once: large enough to spread fixed costs, small enough for the cache
+MOST = 1 << 22  # numbers that a stack of clients copies, or positions that it keeps
 Pair = tuple[Any, Tensor]
 """Inputs and labels of one minibatch."""
 Preprocess = Callable[[Any, streams.Stream | None, torch.dtype], Any]
@@ -43,14 +47,17 @@ def minibatches(local: Local, samples: Samples, steps: int, preprocess: Preproce
             f"client {local.client} has {count} samples, fewer than batch_size={experiment.batch_size}, and "
             "drop_last leaves none: lower batch_size or unset drop_last"
         )
-    order = streams.stream(experiment.seed, "batches", local.round, local.client)
+    name = experiment.seed, "batches", local.round, local.client
+    orders = (
+        streams.stream(*name).permutations(count) if steps > len(sizes) else iter([streams.permutation(count, *name)])
+    )
     augment = streams.stream(experiment.seed, "augment", local.round, local.client)
 
     def ready(x: Any, y: Tensor) -> Pair:
         return _ready(preprocess, x, y, augment, dtype)
 
     while steps > 0:
-        yield from _prepared(samples, order.permutation(count), sizes[:steps], ready)
+        yield from _prepared(samples, next(orders), sizes[:steps], ready)
         steps -= len(sizes)
 
 
@@ -80,6 +87,88 @@ def _prepared(
             yield x, y
         else:
             yield from zip(torch.split(x, now), torch.split(y, now), strict=True)
+
+
+def lockstep(
+    local: Local, samples: Sequence[Samples], planned: Sequence[int], preprocess: Preprocess
+) -> Iterator[tuple[Batch, list[int]]] | None:
+    """The `minibatches` of several clients as one for every step, and how many samples of each client are in it.
+
+    The samples of all clients are gathered at once. A shorter minibatch is filled up with its own first sample, under
+    the label `IGNORED`. A client that has finished repeats its last minibatch, and its size is 0. None where this
+    cannot be done: data are no tensors, or too large, or augmented.
+    """
+    together, plan = joint(samples, MOST), _Plan(local.experiment, list(map(len, samples)), planned)
+    if together is None or plan.numbers > MOST or not plan.possible:
+        return None
+    names = ((local.experiment.seed, "batches", local.round, client) for client in local.numbers)
+    places, own = plan.places(streams.permutations(plan.counts, plan.epochs, names))
+    nobody, dtype = streams.NoStream(), local.theta.dtype
+
+    def ready(start: int, stop: int) -> Pair:
+        x, y = together.batch(torch.from_numpy(places[start:stop].reshape(-1)))
+        return _ready(preprocess, x, y, nobody, dtype)
+
+    try:
+        first = ready(0, 1)
+    except streams.DrawnError:  # each client has its own stream for that
+        return None
+    return _steps(plan, own, first, ready) if isinstance(first[0], Tensor) else None
+
+
+def _steps(
+    plan: _Plan, own: np.ndarray, first: Pair, ready: Callable[[int, int], Pair]
+) -> Iterator[tuple[Batch, list[int]]]:
+    """The minibatches of `lockstep`; several small ones are prepared at once."""
+    (x, y), start, stop, sizes = first, 0, 1, plan.sizes.tolist()
+    while True:
+        shape = (stop - start, *own.shape[1:])
+        x, y = x.view(*shape, *x.shape[1:]), y.view(*shape, *y.shape[1:])
+        for k in range(start, stop):
+            width, inputs, labels = plan.widths[k], x[k - start], y[k - start]
+            if width < len(own[k][0]):
+                inputs, labels = inputs[:, :width], labels[:, :width]
+            if not own[k, :, :width].all():
+                filled = on(torch.from_numpy(~own[k, :, :width]), y.device)
+                labels = labels.masked_fill(filled.view(*filled.shape, *[1] * (y.dim() - 3)), IGNORED)
+            yield Batch(inputs, ((1.0, labels),)), sizes[k]
+        if stop == len(own):
+            return
+        start, stop = stop, min(len(own), stop + max(1, BLOCK // max(1, x[0].numel())))
+        x, y = ready(start, stop)
+
+
+class _Plan:
+    """Which samples of clients with so many samples are in which minibatch."""
+
+    def __init__(self, experiment: Experiment, counts: list[int], planned: Sequence[int]) -> None:
+        self.counts, steps = counts, np.asarray(planned)
+        count = np.asarray(counts)
+        self._width = np.minimum(count, experiment.batch_size or count)  # of a full minibatch
+        self._per_epoch = count // self._width if experiment.drop_last else -(-count // self._width)
+        self.possible = bool((steps > 0).all()) and not (experiment.drop_last and (count < experiment.batch_size).any())
+        self.numbers, self.epochs = (
+            int(steps.max() * self._width.max() * len(counts)),
+            (-(-steps // self._per_epoch)).tolist(),
+        )
+        k = np.arange(steps.max())[:, None]
+        self._step = np.minimum(k, steps - 1)  # a client that has finished repeats its last minibatch
+        self._start = self._step % self._per_epoch * self._width
+        self._size = np.minimum(self._width, count - self._start)
+        self.sizes, self.widths = np.where(k < steps, self._size, 0), self._size.max(1).tolist()
+
+    def places(self, orders: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Positions among all samples, steps × clients × samples, and which of them do not fill up a minibatch.
+
+        Args:
+            orders: The order of each client's samples in every epoch.
+        """
+        within = np.arange(self._width.max())
+        own = within < self._size[:, :, None]
+        columns = self._start[:, :, None] + np.where(own, within, 0)
+        rows = np.arange(len(self.counts))[:, None]
+        found = orders[rows, (self._step // self._per_epoch)[:, :, None], columns]
+        return found + (np.cumsum(self.counts) - self.counts)[:, None], own
 
 
 @cache

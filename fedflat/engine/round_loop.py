@@ -34,9 +34,9 @@ from fedflat.engine.evaluation import (
     summary,
 )
 from fedflat.engine.faults import check_states
-from fedflat.engine.jobs import BUFFERS, DELTA
 from fedflat.engine.setup import Broadcast, Job, Setup
 from fedflat.engine.soundness import Snapshot, check_sound, suspect
+from fedflat.engine.terms import BUFFERS, DELTA
 from fedflat.engine.trusted import TrustedClient
 from fedflat.errors import RoundLostError, TooFewError
 

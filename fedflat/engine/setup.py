@@ -200,9 +200,12 @@ class Setup:
 
     def load(self, broadcast: Broadcast, theta: Tensor | None = None) -> None:
         """Copy the broadcast weights (or `theta` instead of them) and buffers into the model."""
-        self.model.theta.copy_(broadcast.theta if theta is None else theta)
-        self.model.buffers.copy_(broadcast.buffers)
-        self.model.counters.copy_(broadcast.counters)
+        model = self.model
+        model.theta.copy_(broadcast.theta if theta is None else theta)
+        if model.buffers.numel():
+            model.buffers.copy_(broadcast.buffers)
+        if model.counters.numel():
+            model.counters.copy_(broadcast.counters)
 
     def receive(self, broadcast: Broadcast, job: Job) -> Tensor:
         """Load what was sent and what the client has kept; returns the weights from which it starts."""

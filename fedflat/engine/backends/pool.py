@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields
 from functools import cache, partial
 from itertools import chain, islice
+from operator import attrgetter
 from typing import Any
 
 from torch import Tensor
@@ -31,10 +33,7 @@ from fedflat.errors import InputError, RunError
 OWN = ""  # beside the names of parts: the weights that only this client receives
 SHARES = 4  # blocks per worker, at least: with fewer, one worker may end a round alone
 VECTORS = ("delta", "buffers", "counters")
-PLAIN = (
-    *("client", "samples", "weight", "steps", "weighted_steps", "loss", "seconds", "failure"),
-    *("metrics", "norm", "floats"),
-)
+PLAIN = attrgetter(*(field.name for field in fields(Update)[:11]))  # those that are no tensors come first
 
 
 class Slot:
@@ -130,7 +129,7 @@ def _answer(setup: Setup, shared: SharedTensors, slots: list[Slot], request: Any
         total.add(update.terms)
     has_terms = bool(total)
     contents = slots[slot].update.write(_packed(updates, total.result().here() if has_terms else Terms()))
-    return slot, [tuple(getattr(update, name) for name in PLAIN) for update in updates], contents, has_terms
+    return slot, list(map(PLAIN, updates)), contents, has_terms
 
 
 # ---- what is in shared memory: tensors by joined names, those of a client after its position in the block ----
@@ -138,8 +137,8 @@ def _answer(setup: Setup, shared: SharedTensors, slots: list[Slot], request: Any
 
 def _packed_jobs(block: list[Job]) -> dict[str, Tensor]:
     """The tensors of jobs."""
-    own = {i: {} if job.theta is None else {OWN: {"theta": job.theta}} for i, job in enumerate(block)}
-    return flatten({str(i): {**own[i], **job.states} for i, job in enumerate(block) if own[i] or job.states})
+    own = {str(i): {OWN: {"theta": job.theta}} for i, job in enumerate(block) if job.theta is not None}
+    return flatten({str(i): {**own.get(str(i), {}), **job.states} for i, job in enumerate(block) if own or job.states})
 
 
 def _unpacked_jobs(kind: str, plain: list[tuple[int, float]], tensors: dict[str, Tensor]) -> list[Job]:
@@ -157,8 +156,9 @@ def _packed(updates: list[Update], terms: Terms) -> dict[str, Tensor]:
     """The tensors of updates, and the sum of their terms."""
     flat = flatten({"terms": terms})
     for i, update in enumerate(updates):
-        own = {name: getattr(update, name) for name in VECTORS}
-        flat |= {f"{i}/{name}": tensor for name, tensor in own.items() if tensor.numel()}
+        for name in VECTORS:
+            if (tensor := getattr(update, name)).numel():
+                flat[f"{i}/{name}"] = tensor
         if update.sent or update.states:
             flat |= flatten({str(i): {"sent": update.sent, "states": update.states}})
     return flat
@@ -169,10 +169,11 @@ def _unpacked(plain: list[tuple[Any, ...]], tensors: dict[str, Tensor], has_term
     nested: dict[str, Any] = nest(tensors, 2)
     total = Terms({name: tensor.clone() for name, tensor in nested.get("terms", {}).items()}) if has_terms else None
     for i, values in enumerate(plain):
-        own = nested.get(str(i), {})
-        vectors = {name: own.pop(name).clone() for name in VECTORS if name in own}
-        states = nest(own, 3)
-        update = Update(**dict(zip(PLAIN, values, strict=True)), **vectors)
-        update.sent, update.states, update.terms = copied(states.get("sent", {})), states.get("states", {}), total
+        update, own = Update(*values), nested.get(str(i))
+        update.terms, total = total, None
+        if own is not None:
+            for name in own.keys() & VECTORS:
+                setattr(update, name, own.pop(name).clone())
+            states = nest(own, 3)
+            update.sent, update.states = copied(states.get("sent", {})), states.get("states", {})
         yield update
-        total = None
