@@ -26,7 +26,7 @@ help:
 	@echo "make clean   delete .venv, caches and runs/demo"
 
 demo: $(VENV)/.demo
-	@$(BIN)/python examples/demo.py
+	@$(BIN)/fedflat demo
 
 gpu-check: $(VENV)/.dev
 	@$(BIN)/python benchmarks/gpu_check.py
@@ -39,7 +39,7 @@ test-engines: $(VENV)/.engines
 
 docs: $(VENV)/.docs
 	$(BIN)/python docs/site.py
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 dist: $(VENV)/.docs
 	rm -rf dist

@@ -1,4 +1,4 @@
-"""Segmentation on CamVid, the runs of a table beside paper 003's table 8: python benchmarks/camvid.py --data-root DIR
+"""Segmentation on CamVid, beside table 8 of the FedASAM paper: python benchmarks/camvid.py --data-root DIR
 
 fedavg, fedsam and fedasam, each with and without SWA, and fedavg with SiLoBN, on the scenes *dusk* and *carpark*,
 uniform and heterogeneous. Runs go into --out and continue where they stopped. Prints mIoU in percent on seen and unseen

@@ -2,12 +2,12 @@
 
     python benchmarks/results.py [const|flat|local|personal] [--data-root DIR] [--out runs/results] [--jobs 2]
 
-const:    paper 004's cross-device set-up with the bias-free LeNet-5, fedavg against fedavg+const, 60 rounds.
-flat:     paper 003's CIFAR-10 set-up at alpha = 0 with its CNN, fedavg, fedsam and fedasam, each with and without SWA
+const:    the FedCONST paper's cross-device set-up with the bias-free LeNet-5, fedavg against fedavg+const, 60 rounds.
+flat:     FedASAM's CIFAR-10 set-up at alpha = 0 with its CNN, fedavg, fedsam and fedasam, each with and without SWA
           from 75 % on, 300 rounds instead of the paper's 10,000.
-local:    paper 001's CIFAR-100 set-up with a small member of ResNet-56's family, fedavg and four local regularisers, at
+local:    FedAlign's CIFAR-100 set-up with a small member of ResNet-56's family, fedavg and four local regularisers, at
           equal rounds and at equal compute.
-personal: paper 002's CIFAR-10 set-up with LeNet-5, common and personal models, mean and tails over the clients.
+personal: the PLGU paper's CIFAR-10 set-up with LeNet-5, common and personal models, mean and tails over the clients.
 
 Cells run in `--jobs` processes of one worker each; whatever is finished is kept, so an interrupted call goes on. A cell
 with SWA is branched off its partner where the averaging begins: until then the two runs have the same bits.

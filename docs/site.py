@@ -2,7 +2,8 @@
 
     python docs/site.py && mkdocs build --strict        (make docs does both)
 
-Pages are copied as they are. Links to files that are not part of the site lose their target and keep their text.
+Pages are copied as they are. Formulas become MathML, which browsers draw without a script.
+Links to files that are not part of the site lose their target and keep their text.
 """
 
 from __future__ import annotations
@@ -13,9 +14,16 @@ import shutil
 from functools import partial
 from pathlib import Path
 
+from latex2mathml.converter import convert
+
 HOME = Path(__file__).resolve().parents[1]
 OUT = HOME / ".site-src"
+CODE = re.compile(r"(^```.*?^```$|`[^`\n]*`)", re.MULTILINE | re.DOTALL)
+FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<![\\$\w])\$(?=\S)((?:[^$\n]|\n(?!\n))+?)(?<=\S)\$(?!\w)", re.DOTALL)
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
+START = ["README.md", "primer.md", "quick-start.md", "concepts.md", "faq.md", "glossary.md", "gallery.md"]
+RESULTS = ["results.md", "findings.md", "performance.md"]
+DEEPER = ["analysis.md", "extending.md", "reproducibility.md"]
 REFERENCE = {
     "Running": ["runs.runner", "runs.result", "runs.callbacks", "runs.series"],
     "Describing an experiment": ["experiment", "presets"],
@@ -40,7 +48,38 @@ def main() -> None:
         page.write_text(as_page(json.loads(notebook.read_text())))
     reference()
     for page in OUT.rglob("*.md"):
-        page.write_text(LINK.sub(partial(_kept, page=page), page.read_text()))
+        page.write_text(with_formulas(LINK.sub(partial(_kept, page=page), page.read_text())))
+
+
+def with_formulas(text: str) -> str:
+    """Markdown with its LaTeX formulas as MathML; code is left as it is.
+
+    >>> with_formulas("`$x$` and $x$")
+    '`$x$` and <math xmlns="http://www.w3.org/1998/Math/MathML" display="inline"><mrow><mi>x</mi></mrow></math>'
+    """
+    return "".join(part if place % 2 else FORMULA.sub(_mathml, part) for place, part in enumerate(CODE.split(text)))
+
+
+def _mathml(found: re.Match[str]) -> str:
+    block, inline = found.groups()
+    return str(convert(block or inline, display="block" if block else "inline")).replace("\n", " ")
+
+
+def on_config(config: dict[str, object]) -> dict[str, object]:
+    """Give mkdocs the order of the pages; it calls this before it builds the site."""
+    config["nav"] = [
+        {"Start here": [*START, {"Notebooks": _in("notebooks")}]},
+        {"How to": _in("how-to")},
+        {"Methods": ["methods/README.md", *_in("methods")]},
+        {"Results": RESULTS},
+        {"Reference": [*DEEPER, {"API": ["reference/README.md", *_in("reference")]}]},
+        {"Project": ["contributing.md", "changelog.md", "security.md"]},
+    ]
+    return config
+
+
+def _in(folder: str) -> list[str]:
+    return [f"{folder}/{page.name}" for page in sorted((OUT / folder).glob("*.md")) if page.name != "README.md"]
 
 
 def as_page(notebook: dict[str, list[dict[str, object]]]) -> str:

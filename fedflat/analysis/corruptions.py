@@ -1,4 +1,4 @@
-"""Robustness to corrupted images (paper 003, figs. 6 and 8)."""
+"""Robustness to corrupted images (FedASAM paper, figs. 6 and 8)."""
 
 from __future__ import annotations
 

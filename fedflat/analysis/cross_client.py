@@ -1,4 +1,4 @@
-"""How much the curvature differs between clients: H_N and H_D of FedAlign (paper 001, eqs. 3–4)."""
+"""How much the curvature differs between clients: H_N and H_D of FedAlign (eqs. 3–4 of its paper)."""
 
 from __future__ import annotations
 

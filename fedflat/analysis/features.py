@@ -76,7 +76,7 @@ def class_scores(
 def feature_norm(
     model: nn.Module | FlatModel, data: Any, *, layer: str = "logits", **options: Unpack[Options]
 ) -> float:
-    """Mean norm of the features over the samples (paper 003, fig. 7)."""
+    """Mean norm of the features over the samples (FedASAM paper, fig. 7)."""
     rows, _ = features(model, data, layer=layer, **options)
     return float(rows.double().norm(dim=1).mean())
 

@@ -1,4 +1,4 @@
-"""Robustness of a model against noise on its weights (paper 004, fig. 10)."""
+"""Robustness of a model against noise on its weights (FedCONST paper, fig. 10)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models without their smallest or largest weights (paper 004, fig. 8)."""
+"""Models without their smallest or largest weights (FedCONST paper, fig. 8)."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ SHOWN = 500  # samples in a t-SNE figure
 
 @dataclass(frozen=True)
 class PrunedFeatures:
-    """How well classes separate in the features of a model, with and without some of its weights (paper 004, fig. 8).
+    """How well classes separate in the features of a model, with and without some of its weights (FedCONST, fig. 8).
 
     The keys are "whole", "without the smallest" and "without the largest".
 

@@ -1,4 +1,4 @@
-"""Signal and noise in per-sample gradients (paper 004)."""
+"""Signal and noise in per-sample gradients (FedCONST)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much one gradient step lowers the loss, and how much the gradient depends on the batch (paper 004)."""
+"""How much one gradient step lowers the loss, and how much the gradient depends on the batch (FedCONST)."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _gradient(problem: Problem, index: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Movement:
-    """Mean |w| and mean r among the parameters that moved most and least (paper 004, fig. 5)."""
+    """Mean |w| and mean r among the parameters that moved most and least (FedCONST paper, fig. 5)."""
 
     most_weight: float
     most_ratio: float

@@ -28,6 +28,7 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
+    "demo": Command("demo", "run three methods on embedded data and write a report, in about a minute"),
     "run": Command("run", "run one or several experiments, or continue interrupted ones"),
     "presets": Command("presets", "list the settings of the papers, for `fedflat run --preset`"),
     "reproduce": Command("reproduce", "run the experiments of a paper's table and print both results side by side"),
@@ -44,6 +45,7 @@ COMMANDS = {
 }
 EXAMPLES = """\
 examples:
+  fedflat demo
   fedflat run --data digits --model mlp --clients 20 --rounds 50
   fedflat run experiment.toml --seed 0..2 --method "fedavg,fedavg+asam"
   fedflat run --preset s003_c10 --method fedavg+asam --rounds 300

@@ -1,4 +1,4 @@
-"""What a method costs per client: operations, stored parameters, memory, time; the columns of paper 001's table 5."""
+"""What a method costs per client: operations, stored parameters, memory, time, as in table 5 of the FedAlign paper."""
 
 from __future__ import annotations
 

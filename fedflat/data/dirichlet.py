@@ -23,7 +23,7 @@ Law = Callable[[np.ndarray], np.ndarray]  # from the mask of classes that are no
 def dirichlet_equal(
     targets: Targets, clients: int, rng: np.random.Generator, delta: float = 0.3, sigma: float = 0.0
 ) -> Split:
-    """Equal sizes, mixtures q ~ Dir(delta · 1), clients served in random turns (Acar et al.; paper 000).
+    """Equal sizes, mixtures q ~ Dir(delta · 1), clients served in random turns (Acar et al.; MAN).
 
     delta: concentration of each class; small means few classes a client. sigma: 0 for equal sizes floor(n/N)
     (the rest is left over); else sizes follow a log-normal law of this width and use everything.
@@ -84,7 +84,7 @@ def _serve_in_turns(
 
 
 def lda_hsu(targets: Targets, clients: int, rng: np.random.Generator, alpha: float = 0.5) -> Split:
-    """Equal sizes, mixtures q ~ Dir(alpha · p), clients served one after the other (Hsu et al.; paper 003).
+    """Equal sizes, mixtures q ~ Dir(alpha · p), clients served one after the other (Hsu et al.; FedASAM).
 
     alpha: total concentration over all classes (p are the class frequencies); 0 gives every client one class,
     and needs a number of clients that is a multiple of the number of classes. Samples beyond equal sizes are
@@ -128,7 +128,7 @@ def pam(
     beta: float = 10.0,
     size: int = 100,
 ) -> Split:
-    """Pachinko allocation over coarse and fine labels (paper 003, CIFAR-100: 500 clients of 100).
+    """Pachinko allocation over coarse and fine labels (FedASAM paper, CIFAR-100: 500 clients of 100).
 
     alpha: concentration of each coarse label in a client. beta: of each class within a coarse label. size:
     samples a client. Needs a data set with coarse labels.

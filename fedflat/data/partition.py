@@ -25,7 +25,7 @@ def iid(targets: Targets, clients: int, rng: np.random.Generator) -> Split:
 
 
 def iid_stratified(targets: Targets, clients: int, rng: np.random.Generator) -> Split:
-    """The same number of samples of every class for every client (paper 000, CIFAR-100 iid).
+    """The same number of samples of every class for every client (MAN paper, CIFAR-100 iid).
 
     Every class must be divisible by the number of clients.
     """
@@ -41,7 +41,7 @@ def iid_stratified(targets: Targets, clients: int, rng: np.random.Generator) -> 
 
 
 def central(targets: Targets, clients: int, rng: np.random.Generator) -> Split:
-    """One client with everything: centralised training, the baseline of paper 003. Needs clients=1."""
+    """One client with everything: centralised training, the baseline of the FedASAM paper. Needs clients=1."""
     if clients != 1:
         raise PartitionError(f"central gives everything to one client, but clients={clients}; set clients=1")
     return Split.of([rng.permutation(len(targets.labels))])
@@ -69,7 +69,7 @@ def natural(targets: Targets, clients: int, rng: np.random.Generator) -> Split:
 
 
 def pathological(targets: Targets, clients: int, rng: np.random.Generator, labels: int = 3) -> Split:
-    """Every client holds shards of exactly `labels` classes, of equal size (paper 002).
+    """Every client holds shards of exactly `labels` classes, of equal size (PLGU).
 
     labels: classes a client. Each class is cut into clients · labels / C shards, which must be a whole
     number.

@@ -59,7 +59,7 @@ AUGMENTATION: dict[str, dict[str, float | int | bool]] = {
 def recipe(name: str, data: str) -> Preprocess:
     """Preprocessing by name for a data set.
 
-    name: "auto" (paper 000's for CIFAR and Tiny-ImageNet, otherwise plain normalisation), "none" (normalise
+    name: "auto" (the MAN paper's for CIFAR and Tiny-ImageNet, otherwise plain normalisation), "none" (normalise
     only, with auto's constants), or "paper000", "paper001", "paper003", "paper004" (no augmentation) for the
     data sets they use.
 

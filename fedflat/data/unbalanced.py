@@ -17,7 +17,7 @@ WORK = 40_000_000  # bounds the redraws to seconds; a division that is at all li
 def dirichlet_per_class(
     targets: Targets, clients: int, rng: np.random.Generator, alpha: float = 0.5, minimum: int = 10
 ) -> Split:
-    """Each class is dealt out by Dir(alpha · 1_N), full clients (n/N samples) getting no more (paper 001).
+    """Each class is dealt out by Dir(alpha · 1_N), full clients (n/N samples) getting no more (FedAlign).
 
     alpha: concentration of each client; small means few classes a client. minimum: samples the smallest
     client must have; everything is drawn again until it has. No sample is left over.
@@ -42,7 +42,7 @@ def dirichlet_over_clients(
     minimum: int = 10,
     compat: str = "",
 ) -> Split:
-    """Each class is dealt out by Dir(alpha · 1_N), without a limit to a client's size (paper 004).
+    """Each class is dealt out by Dir(alpha · 1_N), without a limit to a client's size (FedCONST).
 
     alpha: concentration of each client. minimum: samples the smallest client must have. compat: "fedtorch"
     rounds shares to two decimals and drops leftovers as that paper's author's code does, its only demand

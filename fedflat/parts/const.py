@@ -1,4 +1,4 @@
-"""FedCONST: convex constraints on local updates (paper 004)."""
+"""FedCONST: convex constraints on local updates (Kim et al., 2025)."""
 
 from __future__ import annotations
 

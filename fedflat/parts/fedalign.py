@@ -1,4 +1,4 @@
-"""FedAlign (Mendieta et al., 2022; paper 001)."""
+"""FedAlign (Mendieta et al., 2022)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GradAug (Yang et al., 2020), as paper 001 uses it on clients."""
+"""GradAug (Yang et al., 2020), as the FedAlign paper uses it on clients."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class GradAug(Part):
         n: The number of sub-networks.
         width: ω_b, the smallest width.
         resolutions: The sizes r_i that resized images may have.
-        all_random: Draw every ω_i, as paper 001 says; its code fixes one.
+        all_random: Draw every ω_i, as the FedAlign paper says; its code fixes one.
         divisor: Reduced numbers of channels are rounded to multiples of this; see `fedflat.models.slim.leading`.
     """
 

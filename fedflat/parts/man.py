@@ -1,4 +1,4 @@
-"""MAN: minimise layer-wise activation norms (paper 000)."""
+"""MAN: minimise layer-wise activation norms (Yashwanth et al., 2024)."""
 
 from __future__ import annotations
 

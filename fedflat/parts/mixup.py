@@ -1,4 +1,4 @@
-"""Mixup on the client (Zhang et al., 2018; paper 001)."""
+"""Mixup on the client (Zhang et al., 2018; used in FedAlign)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Mixup(Part):
     Keeps nothing; sends 1 down, 1 up; data never leave the client.
 
     Args:
-        gamma: γ (0.1 in paper 001, 1 in paper 003); 0 or less means λ = 1, which is FedAvg.
+        gamma: γ (0.1 in the FedAlign paper, 1 in the FedASAM paper); 0 or less means λ = 1, which is FedAvg.
     """
 
     formula: ClassVar[str] = (

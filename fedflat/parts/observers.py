@@ -81,7 +81,7 @@ class Drift(Observer):
 
 @dataclass(frozen=True)
 class GSNR(Observer):
-    """Gradient signal-to-noise ratio of every client's model on its data: sum and mean over the weights (paper 004)."""
+    """Gradient signal-to-noise ratio of every client's model on its data: sum and mean over the weights (FedCONST)."""
 
     def look(self, setup: SetupView, local: Local, samples: Samples) -> Mapping[str, float]:
         found = gsnr(setup.model, some(setup, samples), loss=setup.criterion)
@@ -90,7 +90,7 @@ class GSNR(Observer):
 
 @dataclass(frozen=True)
 class GSNRFirst(Observer):
-    """The same at the weights received, before the first local step (paper 004, fig. 14a)."""
+    """The same at the weights received, before the first local step (FedCONST paper, fig. 14a)."""
 
     name: ClassVar[str] = "gsnr_first"
 
@@ -102,7 +102,7 @@ class GSNRFirst(Observer):
 
 @dataclass(frozen=True)
 class EpochNorms(Observer):
-    """Norm of a client's weights and their cosine to the received ones after each local epoch (paper 004, fig. 15)."""
+    """Norm of a client's weights and their cosine to the received ones after each local epoch (FedCONST, fig. 15)."""
 
     name: ClassVar[str] = "epoch_norms"
 
@@ -125,7 +125,7 @@ class EpochNorms(Observer):
 
 @dataclass(frozen=True)
 class ClientCurvature(Observer):
-    """Largest Hessian eigenvalue of every client's model on its own data, whenever it trains (paper 003, fig. 4)."""
+    """Largest Hessian eigenvalue of every client's model on its own data, whenever it trains (FedASAM, fig. 4)."""
 
     name: ClassVar[str] = "client_curvature"
 
@@ -172,7 +172,7 @@ def spaced(setup: SetupView, most: int) -> list[int]:
 
 @dataclass(frozen=True)
 class GlobalFeatureNorms(GlobalObserver):
-    """Norm of the global model's outputs on the data of all clients (paper 003, fig. 7).
+    """Norm of the global model's outputs on the data of all clients (FedASAM paper, fig. 7).
 
     A mean over the samples of each client; recorded are mean, deviation, lowest and highest over the clients. Looks at
     `FEW` samples of each client and at `MANY` evenly spaced clients at most.

@@ -1,4 +1,4 @@
-"""Stochastic depth (Huang et al., 2016; paper 001)."""
+"""Stochastic depth (Huang et al., 2016; used in FedAlign)."""
 
 from __future__ import annotations
 

@@ -69,12 +69,12 @@ def convexity(record: Record) -> float | None:
 
 
 def h_n(record: Record) -> float | None:
-    """H_N of paper 001: how much the norms of the clients' Hessians differ."""
+    """H_N of the FedAlign paper: how much the norms of the clients' Hessians differ."""
     return _analysed(record, "clients", "H_N")
 
 
 def h_d(record: Record) -> float | None:
-    """H_D of paper 001: how much the directions of the clients' Hessians agree."""
+    """H_D of the FedAlign paper: how much the directions of the clients' Hessians agree."""
     return _analysed(record, "clients", "H_D")
 
 

@@ -38,8 +38,8 @@ class Clients:
 
     Attributes:
         clients: Numbers of the clients.
-        first, last: Σr of the gradient signal at the first and at the last local step (paper 004, fig. 14).
-        curvature: H_N and H_D of the trained models (paper 001).
+        first, last: Σr of the gradient signal at the first and at the last local step (FedCONST paper, fig. 14).
+        curvature: H_N and H_D of the trained models (FedAlign).
         lines: Barriers on the straight lines between the trained models.
     """
 

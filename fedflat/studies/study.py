@@ -75,7 +75,7 @@ def _clients(data: RunData, **options: Any) -> Clients:
 
 
 def _local_plane(data: RunData, **options: Any) -> Any:
-    """Loss in the plane through three clients' models after one more round (paper 003, figs. 2 and 12)."""
+    """Loss in the plane through three clients' models after one more round (FedASAM paper, figs. 2 and 12)."""
     federation, clients = data.federation, data.run._state.server.clients
     if clients < 3:
         raise InputError(f"local_plane needs three clients, but the run has {clients}")
@@ -85,7 +85,7 @@ def _local_plane(data: RunData, **options: Any) -> Any:
 
 
 def _corruptions(data: RunData, root: str | Path | None = None, **options: Any) -> Any:
-    """Accuracy on corrupted test images (paper 003, figs. 6 and 8), from the published files where they are."""
+    """Accuracy on corrupted test images (FedASAM paper, figs. 6 and 8), from the published files where they are."""
     recipe, federation = data.federation.preprocess, data.federation
     if not isinstance(recipe, Preprocess):
         raise InputError(f"corruptions need images, which the data of {data.run.out} are not")

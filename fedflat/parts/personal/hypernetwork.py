@@ -1,4 +1,4 @@
-"""A hypernetwork on the server makes every client's weights: pFedHN (Shamsian et al., 2021), PLGU-GHN (paper 002)."""
+"""A hypernetwork on the server makes every client's weights: pFedHN (Shamsian et al., 2021), PLGU-GHN."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ class GHNTrajectories(TwinTrajectories):
 class PLGUGHN(Generated):
     """PLGU on a hypernetwork: the generalised trajectory trains the network, the plain one stays with the client.
 
-    Both trajectories of paper 002's Algorithm 1 start at h(v_i; φ). The scores compare the client's last plain model
+    Both trajectories of PLGU's Algorithm 1 start at h(v_i; φ). The scores compare the client's last plain model
     with it. The change of the generalised one is sent. The rest is `Generated`, with two hidden layers after the first.
     The client keeps its plain model (1); sends 1 down, 1 up; two gradients per step.
     The supplement that defines the method was never published; this is a reading of its two sentences.

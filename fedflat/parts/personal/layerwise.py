@@ -1,4 +1,4 @@
-"""LWSAM: sharpness-aware gradients whose radius differs from layer to layer (PLGU, paper 002)."""
+"""LWSAM: sharpness-aware gradients whose radius differs from layer to layer (PLGU)."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class LWSAM(LayerWise):
 
 @dataclass(frozen=True)
 class TwinTrajectories(LayerWise):
-    """Algorithm 1 of paper 002: the client's own model takes plain steps, the common one steps at perturbed points.
+    """Algorithm 1 of PLGU: the client's own model takes plain steps, the common one steps at perturbed points.
 
     On each minibatch: g = ∇F_B(θ),  θ ← θ − lr g,  ε from g,  w ← w − lr ∇F_B(w + ε).
 

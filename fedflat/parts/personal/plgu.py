@@ -1,4 +1,4 @@
-"""PLGU: personalised models from layer-wise generalised updates (paper 002)."""
+"""PLGU: personalised models from layer-wise generalised updates (Qu et al., 2023)."""
 
 from __future__ import annotations
 
