@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
@@ -16,6 +17,7 @@ from browser import Browser, browser, find_chromium
 from PIL import Image
 from report_worlds import analysed, experiment, three_runs
 
+from fedflat.report import serve
 from fedflat.report.html import report, write
 from fedflat.runs.records import Record, records_of
 from report.test_report import EVIL
@@ -221,6 +223,38 @@ def test_a_page_that_loads_itself_again_keeps_its_place(tab: Browser, runs: list
     assert tab.evaluate("new Promise(done => setTimeout(() => done(scrollY), 300))") == 1500
     assert tab.evaluate("document.querySelector('[data-key=g1]').ariaPressed") == "false"
     assert tab.evaluate("document.getElementById('live').hidden")
+
+
+def test_a_served_page_shows_new_rounds_and_stays_as_the_reader_left_it(
+    tab: Browser, page: Path, runs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve, "SECONDS", 0.05)
+    shutil.copytree(runs[0], tmp_path / "runs" / "one")
+    metrics = tmp_path / "runs" / "one" / "metrics.jsonl"
+    rows = metrics.read_text().splitlines(keepends=True)
+    metrics.write_text("".join(rows[:2]))
+    live = serve.LiveReport([tmp_path / "runs"], port=0)
+    thread = threading.Thread(target=live.run)
+    thread.start()
+    try:
+        tab.open(live.url)
+        assert "up to 2 rounds" in tab.evaluate("document.querySelector('.about').textContent")
+        tab.evaluate("(document.documentElement.style.scrollBehavior = 'auto', scrollTo(0, 900))")
+        tab.evaluate("(p => { p.zoom = { x: [1, 1.5], y: null }; p.draw() })(shown.find(p => p.kind === 'lines'))")
+        observed = "observe(document.querySelector('main'), { childList: true })"
+        changed = f"new Promise(done => new MutationObserver(done).{observed})"
+        tab.evaluate(f"void (window.changed = {changed}.then(() => true))")
+        metrics.write_text("".join(rows))
+        assert tab.evaluate("window.changed")
+        assert tab.evaluate("shown.find(p => p.kind === 'lines').series[0].x.at(-1)") == 4
+        assert tab.evaluate("shown.find(p => p.kind === 'lines').zoom.x") == [1, 1.5]
+        assert tab.evaluate("new Promise(done => setTimeout(() => done(scrollY), 100))") == 900
+        assert "up to 4 rounds" in tab.evaluate("document.querySelector('.about').textContent")
+    finally:
+        tab.open(page)
+        live.server.shutdown()
+        thread.join()
+    tab.errors = [error for error in tab.errors if not error.startswith(f"asked for {live.url}")]
 
 
 def test_it_prints(tab: Browser, page: Path) -> None:
