@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -26,13 +27,22 @@ def real_root(name: str) -> Path:
     """
     from fedflat.data import locate
 
-    if os.environ.get("FEDFLAT_DATA") and locate(name) is not None:
+    return _root(name, lambda root: locate(name, root) is not None)
+
+
+def laid_out(name: str, folder: str) -> Path:
+    """A data root that has a folder which the preparing script makes for `name`, or a skip that says why not."""
+    return _root(name, lambda root: (root / folder).is_dir())
+
+
+def _root(name: str, there: Callable[[Path], bool]) -> Path:
+    if os.environ.get("FEDFLAT_DATA") and there(Path(os.environ["FEDFLAT_DATA"])):
         return Path(os.environ["FEDFLAT_DATA"])
     root = Path(tempfile.gettempdir()) / f"fedflat-test-data-{os.getuid()}"
     root.mkdir(exist_ok=True)
     with (root / f"{name}.lock").open("w") as lock:  # test processes may run side by side
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if locate(name, root) is None:
+        if not there(root):
             _prepare(name, root)
     return root
 
