@@ -13,7 +13,6 @@ import argparse
 import json
 import multiprocessing
 import os
-import resource
 import tempfile
 import time
 from pathlib import Path
@@ -102,13 +101,20 @@ def reading() -> dict[str, float]:
 
 
 def _grown(folder: str, pipe: Any) -> None:
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from now
+    before = _peak()
     paths = sorted(Path(folder).iterdir())
     files = ImageFiles(paths, torch.zeros(len(paths), dtype=torch.int64), (SIDE, SIDE), Cache(CACHE))
     for _ in range(2):
         for start in range(0, len(paths), 20):
             files.batch(torch.arange(start, min(start + 20, len(paths))))
-    pipe.send((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+    pipe.send(_peak() - before)
+
+
+def _peak() -> float:
+    """The peak memory of this process in MiB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
 
 
 def memory() -> dict[str, float]:

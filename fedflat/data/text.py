@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import string
 from pathlib import Path
@@ -14,6 +15,7 @@ from fedflat.data.federation import Federation
 from fedflat.data.sources import data_root
 from fedflat.errors import DataError, InputError
 
+log = logging.getLogger(__name__)
 LEAF = "\n !\"&'(),-.0123456789:;>?" + string.ascii_uppercase + "[]" + string.ascii_lowercase + "}"
 """LEAF's alphabet of 80 characters; the index of a character is its position."""
 
@@ -77,7 +79,7 @@ def _roles(folder: Path, name: str, alphabet: str, how: tuple[float, int, int, i
         raise DataError(f"data set {name} is not here: {folder} holds no .txt file per role; see --data-root")
     texts = [re.sub("  +", " ", " ".join(file.read_text(encoding="utf-8").splitlines())) for file in files]
     codes, classes = _encoded("".join(texts), alphabet)
-    train, tests, begin = list[Tensor](), list[Tensor](), 0
+    train, tests, begin, short = list[Tensor](), list[Tensor](), 0, 0
     for text in texts:
         windows = len(text) - length
         cut = int(fraction * max(windows, 0))
@@ -88,9 +90,13 @@ def _roles(folder: Path, name: str, alphabet: str, how: tuple[float, int, int, i
         if windows >= max(1, least) and len(first) and len(second):
             train.append(begin + first)
             tests.append(begin + second)
+        short += max(0, windows) >= least and not (len(first) and len(second))
         begin += len(text)
     if not train:
         raise DataError(f"{folder}: no role has enough characters for training and test windows of {length}")
+    if short:
+        why = f"too short for training and test windows of {length} characters"
+        log.warning("%s: %d of %d roles are left out: %s", name, short, len(texts), why)
     return Federation(
         [Windows(codes, starts, length, every) for starts in train],
         Windows(codes, torch.cat(tests), length, every),

@@ -171,6 +171,18 @@ def test_curvature_of_a_segmentation_network() -> None:
     assert np.isfinite(found.eigenvalues[0])
 
 
+def test_landscape_of_a_segmentation_network() -> None:
+    """The centre is the loss itself: the mean over the pixels that have a label."""
+    model = build_model("bisenetv2(width=0.05, head=4, aux=False)", (3, 32, 32), 3).eval()
+    draw = torch.Generator().manual_seed(0)
+    x, y = torch.randn(2, 3, 32, 32, generator=draw), torch.randint(3, (2, 32, 32), generator=draw)
+    y[0, :8] = -100
+    found = fedflat.analysis.landscape_1d(model, (x, y), points=3, radius=0.1)
+    with torch.no_grad():
+        loss = torch.nn.functional.cross_entropy(model(x), y).item()
+    assert np.asarray(found.loss)[1] == pytest.approx(loss, rel=1e-4) and np.isfinite(np.asarray(found.loss)).all()
+
+
 def test_files_of_a_folder_are_read_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     for number in (10, 2, 0):
         held = {f"u{number}": {"x": ["a"] * (number + 1), "y": ["b"] * (number + 1)}}

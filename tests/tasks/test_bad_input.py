@@ -1,0 +1,60 @@
+"""What users of tasks get wrong: one clear line each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+import fedflat
+from fedflat.cli import main
+from fedflat.errors import DataError, InputError, RunError, UnknownNameError
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--lr-schedule", "cosin"], "unknown learning-rate schedule 'cosin': did you mean 'cosine'?"),
+        (["--lr-schedule", "poly(horizon='week')"], "horizon takes 'run' or 'round' or 'feddrive', not 'week'"),
+        (["--loss", "ohme"], "unknown loss 'ohme': did you mean 'ohem'?"),
+        (["--weights", "nowhere.safetensors"], "no such file of weights: nowhere.safetensors"),
+    ],
+)
+def test_mistakes_on_the_command_line(words: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--data", "digits", "--model", "logistic", "--rounds", "1", *words]) == 2
+    assert line in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_scene_that_does_not_exist() -> None:
+    with pytest.raises(InputError, match="scene takes 'dusk' or 'carpark', not 'night'"):
+        fedflat.load_federation("camvid(scene='night')")
+
+
+def test_a_corruption_that_does_not_exist() -> None:
+    with pytest.raises(UnknownNameError, match="unknown corruption 'foggy': did you mean 'fog'"):
+        fedflat.analysis.corrupt(torch.zeros(1, 3, 8, 8, dtype=torch.uint8), "foggy", 1)
+
+
+def test_labels_beyond_the_classes() -> None:
+    x = torch.zeros(6, 4)
+    good, bad = TensorDataset(x, torch.arange(6) % 3), TensorDataset(x, torch.arange(6))
+    e = fedflat.Experiment(model="logistic", rounds=1, participation="all", backend="serial")
+    with pytest.raises(InputError, match="client 1 has label 3, but the model has 3 outputs"):
+        fedflat.run(e, federation=fedflat.Federation([good, bad], classes=3))
+    late = [good] * 9 + [bad]  # before the first round only the first few clients are looked at
+    with pytest.raises(RunError, match=r"client 9.*Target \d is out of bounds"):
+        fedflat.run(e, federation=fedflat.Federation(late, classes=3))
+
+
+def test_texts_shorter_than_a_window(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "shakespeare" / "data" / "raw_data" / "by_play_and_character"
+    folder.mkdir(parents=True)
+    for name, words in (("PLAY_LONG", 60), ("PLAY_SHORT", 1)):
+        (folder / f"{name}.txt").write_text("to be or not " * words)
+    fed = fedflat.load_federation("shakespeare", root=tmp_path)
+    assert len(fed) == 1 and "1 of 2 roles are left out: too short for training and test windows of 80" in caplog.text
+    (folder / "PLAY_LONG.txt").unlink()
+    with pytest.raises(DataError, match="no role has enough characters"):
+        fedflat.load_federation("shakespeare", root=tmp_path)
