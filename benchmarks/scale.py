@@ -1,6 +1,6 @@
 """A simulation of a million clients, a thousand a round, with a tiny model: does it stay in flat memory?
 
-    python benchmarks/scale.py [--method fedavg scaffold] [--backend pool] [--rounds 100]
+    python benchmarks/scale.py [--method fedavg scaffold] [--backend pool] [--rounds 100] [--stack 1]
     python benchmarks/scale.py --clients 10000 --per-round 50 --rounds 20        # the same in seconds
 
 Each method runs in a process of its own, in a run folder, on the embedded digits: `logistic`, one epoch of batches of
@@ -97,6 +97,7 @@ def measure(method: str, arguments: argparse.Namespace) -> dict[str, Any]:
         evaluate_every=10,
         backend=arguments.backend,
         workers=2,
+        stack=arguments.stack,
     )
     meter, start = Meter(), time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
@@ -157,6 +158,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--method", nargs="+", default=["fedavg", "scaffold"])
     parser.add_argument("--backend", choices=["pool", "serial", "ray"], default="pool")
+    parser.add_argument("--stack", type=int, default=1, help="clients that a worker trains at once")
     arguments = parser.parse_args()
     import scale  # this file by the name under which the workers of a cluster find it, too
 

@@ -18,14 +18,15 @@ from fedflat.core.devices import accelerated
 from fedflat.core.forked import can_fork, in_child
 from fedflat.core.inputs import map_inputs
 from fedflat.core.part import can_stack
+from fedflat.core.participation import participants
 from fedflat.core.samples import IGNORED
 from fedflat.core.stacked import StackedModel
 from fedflat.engine.jobs import run_jobs
-from fedflat.engine.placement import fork_hindrance
+from fedflat.engine.placement import fork_hindrance, processes
 from fedflat.engine.setup import Broadcast, Job, Setup, fresh_server
 
 log = logging.getLogger(__name__)
-CHOICES = (8, 32, 128)
+CHOICES = (8, 32, 128, 512)
 """The sizes that `auto` tries."""
 LARGE = 1 << 20  # weights: a network of this size is never faster in a stack
 GAIN = 1.1  # how much faster a stack must be in the trial
@@ -150,7 +151,8 @@ def _fastest(setup: Setup) -> int:
     """The number of clients at once that is fastest in a short trial; 1 unless a stack is clearly faster."""
     if setup.model.size > LARGE:
         return 1
-    clients = sorted(range(min(setup.clients, max(CHOICES))), key=setup.federation.size, reverse=True)
+    count = min(setup.clients, _share(setup), max(CHOICES))
+    clients = sorted(range(max(1, count)), key=setup.federation.size, reverse=True)
     trial = replace(setup, experiment=setup.experiment.replace(local_steps=2, stack=1))
     server = fresh_server(setup)
     received = {part.name: part.broadcast(server) for part in setup.method.filling("broadcast")}
@@ -162,6 +164,13 @@ def _fastest(setup: Setup) -> int:
         best, fewest = (stack, spent) if spent < fewest else (best, fewest)
     setup.load(broadcast)
     return best
+
+
+def _share(setup: Setup) -> int:
+    """How many clients a worker trains per round: with larger stacks, other workers would have nothing to do."""
+    e = setup.experiment
+    asked = len(list(participants(e.participation, setup.clients, e.seed)(0))) if setup.sampled else setup.clients
+    return asked if e.backend == "serial" else asked // processes(setup)
 
 
 def _seconds(setup: Setup, broadcast: Broadcast, clients: list[int]) -> float:
