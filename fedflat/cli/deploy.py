@@ -22,11 +22,13 @@ if TYPE_CHECKING:
 
 def configure(parser: Parser) -> None:
     """Add the action, the folder and the options that describe experiments."""
-    parser.usage = "fedflat deploy init DIR [FILE.toml] [--preset NAME] [--host HOST,…] [--field value …]"
+    parser.usage = "fedflat deploy init DIR [FILE.toml] [--preset NAME] [--host HOST,…] [--secagg] [--field value …]"
     parser.add_argument("action", metavar="init", choices=["init"], help="write a project")
     parser.add_argument("folder", metavar="DIR", help="folder of the project, new or empty")
     hosts = "names and addresses of the server, separated by commas, for its certificate [127.0.0.1,localhost]"
     parser.add_argument("--host", metavar="LIST", default="127.0.0.1,localhost", help=hosts)
+    sums = "have clients mask their updates, so that the server learns sums only; for methods that need no more"
+    parser.add_argument("--secagg", action="store_true", help=sums)
     add_experiment(parser)
 
 
@@ -45,7 +47,7 @@ def execute(arguments: argparse.Namespace) -> int:
     from fedflat.flower.project import write_project
 
     folder = Path(arguments.folder)
-    write_project(folder, experiment, split(arguments.host), _federation(experiment))
+    write_project(folder, experiment, split(arguments.host), _federation(experiment), arguments.secagg)
     say(f"{folder} is ready: its README.md has the four commands. Use its keys for trials only")
     return 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -43,7 +44,10 @@ def _refuse_infinite(round: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
 
 def suspect(rows: Sequence[dict[str, object]]) -> str:
     """The client that most likely spoilt a round: that with the longest update."""
-    longest = max(rows, key=lambda row: float(str(row["update_norm"])))
+    known = [row for row in rows if math.isfinite(float(str(row["update_norm"])))]
+    if not known:
+        return "Nobody can be suspected: only the sum of the updates is known"
+    longest = max(known, key=lambda row: float(str(row["update_norm"])))
     return (
         f"client {longest['client']} is suspected: its update is the longest, with a norm of {longest['update_norm']}"
     )

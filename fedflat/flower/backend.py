@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 
-from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fedflat.core.scores import Score
 from fedflat.core.views import Update
@@ -21,6 +21,7 @@ from fedflat.flower.dry_run import dry_run
 from fedflat.flower.members import Members
 from fedflat.flower.messages import Expected, Instruction, common, evaluated_form, failed, kept_of, read_reply, request
 from fedflat.flower.outliers import Outliers
+from fedflat.flower.secagg_server import SecureRound
 from fedflat.flower.transport import Transport, pauses
 from fedflat.flower.validation import RefusedError, form_of
 
@@ -33,12 +34,12 @@ class Flower:
     """Has the members of a run train where they are. timeout: seconds in which a client must answer.
 
     Clients send what they computed; all that is summed is weighted and summed here, with the sizes that `Members`
-    lets count, so that nobody can claim a weight.
+    lets count, so that nobody can claim a weight. secagg: clients add masks, and only their sum can be read here.
     """
 
-    def __init__(self, setup: Setup, members: Members, timeout: float) -> None:
+    def __init__(self, setup: Setup, members: Members, timeout: float, secagg: bool = False) -> None:
         _refuse_simulations(setup)
-        setup.deployed = True
+        setup.deployed, self.secagg = True, secagg
         self.setup, self.members, self.timeout = setup, members, timeout
         self._transport, self._here = Transport(members.grid), Serial(setup)
         self._outliers = Outliers()
@@ -53,10 +54,13 @@ class Flower:
         self._learn(broadcast, asked[0])
         self._await_one(asked)
         shared = common(broadcast)
+        if kind == "train" and self.secagg:
+            yield from self._summed(broadcast, shared, asked)
+            return
         sent = [self._send(broadcast, shared, job) for job in asked]
         end = time.monotonic() + self.timeout
         answers = (
-            self._update(broadcast, job, instruction, self._answer(identity, end))
+            self._update(broadcast, job, instruction, self._transport.answer(identity, end, self.timeout))
             for job, (instruction, identity) in zip(asked, sent, strict=True)
         )
         for update in self._outliers.judged(answers) if kind == "train" else answers:
@@ -85,8 +89,13 @@ class Flower:
                 return
 
     def _send(self, broadcast: Broadcast, shared: ArrayRecord, job: Job) -> tuple[Instruction, str | None]:
+        instruction = self._instruction(broadcast, job)
+        message = self._message(instruction, request(instruction, shared, job))
+        return instruction, self._transport.push(message) if message else None
+
+    def _instruction(self, broadcast: Broadcast, job: Job) -> Instruction:
         setup, client = self.setup, job.client
-        instruction = Instruction(
+        return Instruction(
             self.members.run,
             broadcast.round,
             client,
@@ -96,25 +105,34 @@ class Flower:
             setup.federation.classes if self.members.data[client].classes else 0,
             kept_of(job.states),
         )
-        if client not in self.members.nodes or client in self.members.barred:
-            return instruction, None
-        content = request(instruction, shared, job)
-        valid = 2 * self.timeout  # answers wait for those that come before them in the order
-        message = Message(
-            content, self.members.nodes[client], TYPES[job.kind], ttl=valid, group_id=str(broadcast.round)
-        )
-        return instruction, self._transport.push(message)
 
-    def _answer(self, identity: str | None, end: float) -> RecordDict | RefusedError:
-        if identity is None:
-            return RefusedError("is not there, or is barred")
-        for _ in pauses():
-            late, answer = time.monotonic() > end, self._transport.pull(identity)
-            if answer is not None:
-                return answer
-            if late:
-                break
-        return RefusedError(f"has not answered within {self.timeout:g} s")
+    def _message(self, instruction: Instruction, content: RecordDict) -> Message | None:
+        """A message to a client; None if it is not there."""
+        client, kind = instruction.client, TYPES.get(instruction.kind, f"query.{instruction.kind}")
+        if client not in self.members.nodes or client in self.members.barred:
+            return None
+        valid = 2 * self.timeout  # answers wait for those that come before them in the order
+        return Message(content, self.members.nodes[client], kind, ttl=valid, group_id=str(instruction.round))
+
+    def _summed(self, broadcast: Broadcast, shared: ArrayRecord, jobs: Sequence[Job]) -> Iterator[Update]:
+        """A round of secure aggregation: the updates without vectors, and the sums in the first."""
+        expected = self._expected["train"]
+        told = {job.client: self._instruction(broadcast, job) for job in jobs}
+
+        def exchange(step: str, contents: Mapping[int, RecordDict]) -> dict[int, RecordDict | RefusedError]:
+            messages = dict[int, Message | None]()
+            for client, content in contents.items():
+                instruction = replace(told[client], kind=step)
+                content["instruction"] = ConfigRecord(asdict(instruction))
+                messages[client] = self._message(instruction, content)
+            return self._transport.exchange(messages, self.timeout)
+
+        def steps(client: int) -> int:
+            return self._most_steps(expected.steps, self.members.data[client].samples)
+
+        asked = {job.client: (told[job.client], job.weight, request(told[job.client], shared, job)) for job in jobs}
+        for update in SecureRound(self.setup, broadcast, exchange, expected, steps).run(asked):
+            yield replace(update, samples=self.members.data[update.client].samples)
 
     def _update(
         self, broadcast: Broadcast, job: Job, instruction: Instruction, answer: RecordDict | RefusedError

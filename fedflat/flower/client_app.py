@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -31,6 +31,7 @@ from fedflat.experiment import Experiment
 from fedflat.flower.data_summary import DataSummary, labelled
 from fedflat.flower.identity import private_key, public_text, sign
 from fedflat.flower.messages import Instruction, instruction_of, nonce_of, received, reply
+from fedflat.flower.secagg_client import STEPS, masked_reply, require_shares
 from fedflat.flower.secrecy import owner_only
 from fedflat.flower.validation import fingerprint
 from fedflat.runs.store import ClientStore
@@ -46,6 +47,7 @@ def client_app(
     model: nn.Module | None = None,
     loss: Criterion | None = None,
     state: str | Path = STATE,
+    secagg: bool = False,
 ) -> ClientApp:
     """A Flower `ClientApp` that is client `client` (else `partition-id`) of the node's configuration.
 
@@ -57,11 +59,14 @@ def client_app(
     state: folder for what the method keeps for this client; `state` of the node's configuration wins. It never
         leaves this machine. It also holds the key that tells this client from others, unless `key` of the node's
         configuration names a file with one.
+    secagg: send updates with masks only, so that the server learns nothing but sums; see `server_app`.
     """
-    app, client = ClientApp(), Client(experiment, data, model, loss, Path(state))
+    app, client = ClientApp(), Client(experiment, data, model, loss, Path(state), secagg)
     app.query("hello")(client.hello)
     for register in (app.train(), app.evaluate(), app.query("estimate")):
         register(client.serve)
+    for step in STEPS if secagg else ():
+        app.query(step)(client.agree)
     return app
 
 
@@ -98,6 +103,7 @@ class Client:
     model: nn.Module | None
     loss: Criterion | None
     state: Path
+    secagg: bool = False
 
     def hello(self, message: Message, context: Context) -> Message:
         """Tell which client this is and what its samples look like, as far as the server must know."""
@@ -111,11 +117,24 @@ class Client:
 
     def serve(self, message: Message, context: Context) -> Message:
         """Do a job, going on from the state that the server names, and keep the new one on disk."""
-        asked, number = instruction_of(message.content), self._number(context)
-        if asked.client != number or asked.kind not in JOBS or not re.fullmatch("[0-9a-f]{32}", asked.run):
-            raise InputError(f"client {number} was sent what is not for it: {asked}")
+        asked, number = self._asked(message, context, JOBS), self._number(context)
+        if self.secagg and asked.kind == "train":
+            require_shares(asked, context)
+        elif self.secagg and asked.kind == "estimate":
+            raise InputError(f"client {number} sends nothing without masks, and was asked for its statistics")
         with owner_only(self._folder(context)):
             return self._served(message, context, asked, number)
+
+    def agree(self, message: Message, context: Context) -> Message:
+        """Take a step of secure aggregation, before or after training."""
+        asked = self._asked(message, context, STEPS)
+        return Message(STEPS[asked.kind](asked, message.content, context), reply_to=message)
+
+    def _asked(self, message: Message, context: Context, kinds: Container[str]) -> Instruction:
+        asked, number = instruction_of(message.content), self._number(context)
+        if asked.client != number or asked.kind not in kinds or not re.fullmatch("[0-9a-f]{32}", asked.run):
+            raise InputError(f"client {number} was sent what is not for it: {asked}")
+        return asked
 
     def _served(self, message: Message, context: Context, asked: Instruction, number: int) -> Message:
         store = ClientStore(self._folder(context) / asked.run / str(number))
@@ -133,7 +152,11 @@ class Client:
             store.put(number, update.states)
             store.commit_round(asked.round)
             store.flush()
-        return Message(reply(update, asked, store.versions.get(number, 0)), reply_to=message)
+        kept = store.versions.get(number, 0)
+        if self.secagg and asked.kind == "train":
+            content = masked_reply(update, asked, kept, message.content, broadcast.buffers, context)
+            return Message(content, reply_to=message)
+        return Message(reply(update, asked, kept), reply_to=message)
 
     def _number(self, context: Context) -> int:
         config = context.node_config

@@ -95,7 +95,7 @@ def kind(record: ConfigRecord, name: str) -> Kind:
     """Shape and type of one input, "x", or target, "y", as somebody describes them."""
     shape, dtype = record.get(f"{name}_shape"), record.get(f"{name}_type")
     fine = isinstance(shape, list) and len(shape) <= AXES and all(type(n) is int and 0 < n <= LONGEST for n in shape)
-    if not fine or dtype not in TYPES:
+    if not fine or not isinstance(dtype, str) or dtype not in TYPES:
         raise RefusedError(f"describes its samples as {validation.printable((shape, dtype))}")
     return tuple(shape), TYPES[dtype]
 

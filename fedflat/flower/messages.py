@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -94,17 +94,18 @@ def tensors_of(update: Update) -> dict[str, Tensor]:
     return vectors | flatten({"sent": update.sent})
 
 
+def told_of(update: Update, instruction: Instruction, kept: int) -> dict[str, Any]:
+    """What a client tells beside tensors and its loss: of which round, how much work it was, why it failed."""
+    told: dict[str, Any] = {"round": instruction.round, "client": instruction.client, "kept": kept}
+    told |= {"steps": update.steps, "weighted_steps": update.weighted_steps, "seconds": float(update.seconds)}
+    return told if update.failure is None else told | {"failure": update.failure}
+
+
 def reply(update: Update, instruction: Instruction, kept: int) -> RecordDict:
     """The client's message. kept: of which round its state is now."""
-    told: dict[str, Any] = {
-        "round": instruction.round,
-        "client": instruction.client,
-        "kept": kept,
-        "steps": update.steps,
-    }
-    told |= {"weighted_steps": update.weighted_steps, "loss": float(update.loss), "seconds": float(update.seconds)}
+    told = told_of(update, instruction, kept) | {"loss": float(update.loss)}
     if update.failure is not None:
-        return RecordDict({"told": ConfigRecord(told | {"failure": update.failure})})
+        return RecordDict({"told": ConfigRecord(told)})
     metrics = ConfigRecord({name: float(value) for name, value in update.metrics.items()})
     return RecordDict({"told": ConfigRecord(told), "metrics": metrics, "update": validation.arrays(tensors_of(update))})
 
@@ -120,30 +121,38 @@ class Expected:
 
 def read_reply(content: RecordDict, instruction: Instruction, expected: Expected, like: Tensor) -> Update:
     """The update in a client's message, or an error that says why it cannot be used. like: the buffers as sent."""
+    update = read_told(content, instruction, expected.steps)
+    tensors: dict[str, Any] = {**validation.tensors(content, "update", expected.form)}
+    for name, tensor in tensors.items():
+        validation.check_range(name, tensor, like if name == "buffers" else None)
+    vectors = {name: tensors.pop(name) for name in VECTORS if name in tensors}
+    sent = nest(tensors, 3).get("sent", {})
+    return replace(
+        update,
+        loss=validation.real(validation.values(content, "told"), "loss", nan=True),
+        sent={KEY: {}} | sent if instruction.kind == "evaluate" else sent,
+        metrics=_metrics(content, expected.metrics),
+        **vectors,
+    )
+
+
+def read_told(content: RecordDict, instruction: Instruction, steps: int) -> Update:
+    """What a client tells of its round, as an update without tensors. steps: the most that it can have made."""
     told = validation.values(content, "told")
     if (validation.whole(told, "round"), validation.whole(told, "client")) != (instruction.round, instruction.client):
         raise RefusedError(f"answered for round {told['round']} and client {told['client']}")
     if "failure" in told:
         raise RefusedError(f"failed: {validation.text(told, 'failure')}")
-    tensors: dict[str, Any] = {**validation.tensors(content, "update", expected.form)}
-    for name, tensor in tensors.items():
-        validation.check_range(name, tensor, like if name == "buffers" else None)
     kept = validation.whole(told, "kept")
     if kept not in (0, instruction.kept, instruction.round):
         raise RefusedError(f"kept a state of round {kept}")
-    vectors = {name: tensors.pop(name) for name in VECTORS if name in tensors}
-    sent = nest(tensors, 3).get("sent", {})
     return Update(
         instruction.client,
         0,
         validation.real(told, "seconds", low=0.0),
-        steps=validation.whole(told, "steps", high=expected.steps),
-        weighted_steps=validation.real(told, "weighted_steps", low=0.0, high=RATES * expected.steps),
-        loss=validation.real(told, "loss", nan=True),
-        sent={KEY: {}} | sent if instruction.kind == "evaluate" else sent,
+        steps=validation.whole(told, "steps", high=steps),
+        weighted_steps=validation.real(told, "weighted_steps", low=0.0, high=RATES * steps),
         states=stub(kept),
-        metrics=_metrics(content, expected.metrics),
-        **vectors,
     )
 
 

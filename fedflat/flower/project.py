@@ -11,6 +11,7 @@ from fedflat.errors import InputError
 from fedflat.experiment import Experiment
 from fedflat.flower.admission import admission_of
 from fedflat.flower.keys import DAYS, write_certificates, write_node_key
+from fedflat.flower.secagg import check_summable
 
 PORT = 8000
 
@@ -61,8 +62,8 @@ experiment = Experiment.from_toml(Path(__file__).parent / "experiment.toml")
 # samples, such as `def data(context): return x, y`, and to the server its own test set, or none.
 data = named_data(experiment)
 
-server = server_app(experiment, test=data, timeout=600, wait=600)
-client = client_app(experiment, data=data)
+server = server_app(experiment, test=data, timeout=600, wait=600{secagg})
+client = client_app(experiment, data=data{secagg})
 '''
 
 CONFIG = """\
@@ -141,6 +142,7 @@ def write_project(
     experiment: Experiment,
     hosts: Sequence[str] = ("127.0.0.1", "localhost"),
     federation: Federation | None = None,
+    secagg: bool = False,
 ) -> None:
     """Write a project into a new or empty folder.
 
@@ -149,7 +151,10 @@ def write_project(
         experiment: What the federation trains.
         hosts: Names and addresses of the server, the first to connect to.
         federation: The clients' data, where they can be read here: the list of clients then has their sizes.
+        secagg: Clients send masked updates, of which the server learns the sum only.
     """
+    if secagg:
+        check_summable(experiment)
     if folder.exists() and any(folder.iterdir()):
         raise InputError(f"{folder} is not empty; choose another folder for the project")
     keys, flower = folder / "keys", folder / "flower"
@@ -167,7 +172,7 @@ def write_project(
     numbers = "0" if experiment.clients == 1 else f"$(seq 0 {experiment.clients - 1})"
     texts = {
         "pyproject.toml": PYPROJECT,
-        "federation.py": APPS,
+        "federation.py": APPS.format(secagg=", secagg=True" if secagg else ""),
         "experiment.toml": experiment.to_toml(),
         "clients.toml": LIST + listed.text(),
         "flower/config.toml": CONFIG.format(**summary),

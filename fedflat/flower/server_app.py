@@ -23,6 +23,7 @@ from fedflat.flower.admission import Admission
 from fedflat.flower.backend import Flower
 from fedflat.flower.data_summary import Blank, federation_of
 from fedflat.flower.members import Members
+from fedflat.flower.secagg import check_summable
 from fedflat.flower.secrecy import owner_only
 from fedflat.runs.callbacks import Callback
 from fedflat.runs.result import Run
@@ -45,6 +46,7 @@ def server_app(
     wait: float = 600.0,
     callbacks: Sequence[Callback] = (),
     seed: int | None = None,
+    secagg: bool = False,
 ) -> ServerApp:
     """A Flower `ServerApp` that runs the experiment with `client_app`s, clients 0 to `experiment.clients` − 1.
 
@@ -61,7 +63,11 @@ def server_app(
         clients must have joined before the first round.
     seed: of what the server draws: who trains, noise. None is the experiment's, which every client knows, but with a
         method such as `dp`, whose promise that would void, one that is drawn here and kept in the run folder.
+    secagg: learn only the sums of what clients send (SecAgg+), with `client_app(…, secagg=True)`. Methods whose server
+        needs single updates are refused. Updates out of proportion cannot be told, nor can their senders.
     """
+    if secagg:
+        check_summable(experiment)
 
     def main(grid: Grid, context: Context) -> None:
         place = context.run_config.get("out", out)
@@ -81,7 +87,7 @@ def server_app(
                 out=folder,
                 progress=False,
                 callbacks=[Journal(members), *callbacks],
-                engine=partial(Flower, members=members, timeout=timeout),
+                engine=partial(Flower, members=members, timeout=timeout, secagg=secagg),
             )
 
     app = ServerApp()

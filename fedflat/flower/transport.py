@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
@@ -36,6 +36,24 @@ class Transport:
         if answers[0].has_error():
             return RefusedError(f"failed: {printable(answers[0].error.reason, quoted=False)}")
         return answers[0].content
+
+    def exchange(self, messages: Mapping[int, Message | None], timeout: float) -> dict[int, RecordDict | RefusedError]:
+        """Send to each client, and wait for all answers, or until the time is over. None: it is not there."""
+        sent = {client: self.push(message) if message else None for client, message in messages.items()}
+        end = time.monotonic() + timeout
+        return {client: self.answer(identity, end, timeout) for client, identity in sent.items()}
+
+    def answer(self, identity: str | None, end: float, timeout: float) -> RecordDict | RefusedError:
+        """Wait for the answer to a message until a moment of the monotonic clock."""
+        if identity is None:
+            return RefusedError("is not there, or is barred")
+        for _ in pauses():
+            late, answer = time.monotonic() > end, self.pull(identity)
+            if answer is not None:
+                return answer
+            if late:
+                break
+        return RefusedError(f"has not answered within {timeout:g} s")
 
 
 def pauses() -> Iterator[None]:

@@ -28,6 +28,7 @@ class Loopback(Grid):
         self.away: set[int] = set()
         self.configs: dict[int, dict[str, Any]] = {}  # more of the configuration of some nodes
         self._answers: dict[str, Message] = {}
+        self.states: dict[int, RecordDict] = {}  # what nodes remember from message to message
 
     @property
     def run(self) -> Any:
@@ -53,7 +54,8 @@ class Loopback(Grid):
         arrived = delivered(message)
         arrived.metadata.__dict__["_message_id"] = identity
         node = message.metadata.dst_node_id
-        context = Context(1, node, {"partition-id": self.numbers[node]} | self.configs.get(node, {}), RecordDict(), {})
+        config = {"partition-id": self.numbers[node]} | self.configs.get(node, {})
+        context = Context(1, node, config, self.states.setdefault(node, RecordDict()), {})
         try:
             answer: Message | None = self.app(arrived, context)
         except Exception as error:

@@ -7,6 +7,12 @@ import pytest
 pytest.importorskip("flwr")
 
 
+def test_hostile_hellos() -> None:
+    from fuzz import wire
+
+    assert wire.hellos(300) == []
+
+
 def test_hostile_messages() -> None:
     from fuzz import wire
 

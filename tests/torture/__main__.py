@@ -23,6 +23,7 @@ from helpers import assert_same_run, restless, world
 import fedflat
 from fedflat.errors import FedflatError
 from torture.disk import Disk
+from torture.image import hindrance, image_cuts
 from torture.power import EXP, SIZES, go, power_cuts
 
 
@@ -105,15 +106,16 @@ def worker_deaths(place: Path, count: int) -> list[str]:
 
 
 def wire_messages(place: Path, count: int) -> list[str]:
-    """Have the server of a deployment read hostile messages."""
-    from fuzz.wire import messages
+    """Have the server of a deployment read hostile updates and hellos, half of each."""
+    from fuzz.wire import hellos, messages
 
-    return messages(count)
+    return messages(count // 2) + hellos(count - count // 2)
 
 
 TRIALS: dict[str, tuple[Callable[[Path, int], list[str]], int]] = {
     "kill -9": (kills, 200),
     "power cuts": (power_cuts, 200),
+    "cuts of an ext4 image": (image_cuts, 0 if hindrance() else 40),
     "damaged run folders": (run_folders.folders, 1000),
     "wire messages": (wire_messages, 200 if find_spec("flwr") else 0),
     "full disks": (full_disks, 60),
@@ -127,6 +129,8 @@ def main() -> int:
     torch.set_num_threads(1)
     logging.getLogger("fedflat").setLevel(logging.ERROR)
     failures = 0
+    if hindrance():
+        print(f"no cuts of a real file system: {hindrance()}")
     print(f"{'fault':<22}{'tried':>8}{'failed':>8}{'seconds':>10}", flush=True)
     for name, (trial, count) in TRIALS.items():
         tried, start = round(count * share), time.monotonic()
