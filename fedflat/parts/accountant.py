@@ -13,7 +13,6 @@ import math
 from functools import cache
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from fedflat.extras import needed
@@ -71,22 +70,23 @@ def _log_alone(rate: float, clients: int) -> float:
 def fixed_size(noise: float, rate: float) -> Array:
     """A fraction `rate` of the clients, all sets of that size equally likely.
 
-    Who is drawn takes the place of somebody else, j. Given the rest of the set and j, the sum is (1−q) A + q B in one
-    federation and (1−q) A + q B' in the other: Gaussians at the terms of j, of the client, and at zero. Joint convexity
-    (Balle, Barthe & Gaboardi, 2018, Thm 2) bounds the hockey-stick divergence at γ = 1 + q(e^ε − 1),
+    Who is drawn takes the place of somebody else, j. Given the rest of the set and j, the sum is P = (1−q) N_a + q N_b
+    in one federation and Q = (1−q) N_a + q N_0 in the other: Gaussians at the terms of j and of the client, a and b,
+    whose norms are 1 at most, and at zero. At γ = 1 + q(e^ε − 1) the hockey-stick divergence is (Balle, Barthe &
+    Gaboardi, 2018, Thm 2)
 
-        E_γ ≤ q min((1−β) δ_2(ε) + β δ_1(ε), δ_1(log γ)),  β = γ e^−ε,
+        E_γ(P‖Q) = q sup_T (N_b(T) − e^ε (1−β) N_a(T) − e^ε β N_0(T)),  β = γ e^−ε.
 
-    by that of two Gaussians at distance 2 and 1, since A may be opposite to B; in the other direction by q δ_1(ε). The
-    Rényi divergence is an integral of both (Sason & Verdú, 2016). No bound for these neighbours can come near that of
-    `poisson`: with all others opposite to the client, (1−q) A + q B against (1−q) A + q B' is what happens.
-
-    Where Theorem 9 of Wang, Balle & Kasiviswanathan (2019) at half the noise, or no sampling, gives less, it is taken.
+    Of all T with the same N_0(T), a half-line has the most of N_b and the least of N_a at once if b = 1 and a = −1
+    (Neyman & Pearson): so this is the worst case at every γ ≥ 1. In the other direction it is a = b, for the same
+    reason. Joint convexity carries both over to random sets and j. The Rényi divergence is an integral of E_γ in both
+    directions (Sason & Verdú, 2016), and only a little more than that of the worst case. With all others opposite to
+    the client that case happens, so no bound for these neighbours can come near that of `poisson`.
     """
     if rate == 1:
         return gaussian(noise)
-    known = [_log_bound(noise / 2, rate, int(a)) / (a - 1) if a == int(a) else math.inf for a in ORDERS]
-    return np.minimum(np.minimum(gaussian(noise), known), _replaced(noise, rate))
+    moments = [np.logaddexp(_opposite(noise, rate, order), _alike(noise, rate, order)) for order in ORDERS]
+    return np.minimum(gaussian(noise), np.logaddexp(0, moments) / (ORDERS - 1))
 
 
 def epsilon(divergence: Array, delta: float) -> float:
@@ -113,27 +113,38 @@ def _log_integral(noise: float, rate: float, order: float) -> float:
     return max(0.0, _log_area(order * ratio - x**2 / (2 * noise**2), x) - math.log(noise * math.sqrt(2 * math.pi)))
 
 
-def _replaced(noise: float, rate: float) -> Array:
-    """See `fixed_size`: (1/(α−1)) log(1 + α(α−1) ∫ (γ^(α−2) E_γ(P‖Q) + γ^(−α−1) E_γ(Q‖P)) dγ), over ε."""
-    found = []
-    for order in ORDERS:
-        top = min(700.0, 120 / noise + 4 * (order + 2) / noise**2 + 5)
-        eps = np.linspace(0, 1, _POINTS) ** 2 * top
-        gamma = np.log1p(rate * np.expm1(eps))
-        near, far, direct = (_log_delta(e, d / noise) for e, d in ((eps, 1.0), (eps, 2.0), (gamma, 1.0)))
-        apart = np.log(-np.expm1(np.minimum(gamma - eps, -1e-300)))
-        there = np.minimum(np.logaddexp(gamma - eps + near, apart + far), direct)
-        both = np.logaddexp((order - 2) * gamma + there, (-order - 1) * gamma + near) + 2 * math.log(rate) + eps
-        whole = top < 700  # else the integral is cut off, and the order of no use
-        found.append(np.logaddexp(0, math.log(order * (order - 1)) + _log_area(both, eps)) if whole else math.inf)
-    return np.array(found) / (ORDERS - 1)
+def _opposite(noise: float, rate: float, order: float) -> float:
+    """log of α(α−1) ∫ γ^(α−2) E_γ(P‖Q) dγ over γ ≥ 1, for centres −1 and 1 against −1 and 0; see `fixed_size`.
+
+    That is ∫ (r^α − 1 − α(r − 1)) dQ over r = dP/dQ ≥ 1, and r grows with x.
+    """
+    high = 2 * order + 2 + 14 * noise
+    x = np.linspace(0.5, high, int(min(400_000, max(_POINTS, 16 * high / min(noise, noise**2)))))
+    stay, go, scale = math.log1p(-rate), math.log(rate), 2 * noise**2
+    other = stay - (x + 1) ** 2 / scale
+    here, there = (np.logaddexp(other, go - (x - centre) ** 2 / scale) for centre in (1, 0))
+    area = _log_area(_log_bend(order, np.maximum(here - there, 0)) + there, x)
+    return area - math.log(noise * math.sqrt(2 * math.pi))
 
 
-def _log_delta(epsilon: Array, mu: float) -> Array:
-    """log of the hockey-stick divergence at e^ε of two Gaussians at distance μ, in standard deviations."""
-    tails = (torch.special.log_ndtr(torch.from_numpy(-epsilon / mu + s * mu / 2)).numpy() for s in (1, -1))
-    above, below = tails
-    return np.asarray(above + np.log(-np.expm1(np.minimum(epsilon + below - above, -1e-300))))
+def _alike(noise: float, rate: float, order: float) -> float:
+    """log of α(α−1) ∫ γ^(−α−1) E_γ(Q‖P) dγ over γ ≥ 1, for centres 1 and 0 against 1; see `fixed_size`.
+
+    That is ∫ (s^(1−α) − 1 − (1−α)(s − 1)) dP over s = dQ/dP ≥ 1.
+    """
+    x = np.linspace(-1 - 14 * noise, 0.5, _POINTS)
+    ratio = np.logaddexp(math.log1p(-rate), math.log(rate) + (1 - 2 * x) / (2 * noise**2))
+    area = _log_area(_log_bend(1 - order, np.maximum(ratio, 0)) - (x - 1) ** 2 / (2 * noise**2), x)
+    return area - math.log(noise * math.sqrt(2 * math.pi))
+
+
+def _log_bend(power: float, u: Array) -> Array:
+    """log of r^p − 1 − p(r − 1) at r = e^u, or a little more where differences would cancel or overflow."""
+    near = math.log((power**2 + abs(power)) / 2) + 2 * np.log(np.maximum(u, 1e-150)) + max(power, 1.0) * u
+    far = power * u if power > 0 else math.log(-power) + u
+    with np.errstate(all="ignore"):
+        between = np.log(np.expm1(np.minimum(power * u, 600)) - power * np.expm1(np.minimum(u, 600)))
+    return np.asarray(np.where(u < 1e-5, near, np.where(max(power, 1.0) * u > 40, far, between)))
 
 
 def _log_area(logs: Array, x: Array) -> float:
@@ -147,13 +158,6 @@ def _log_moment(noise: float, rate: float, order: int) -> float:
     k = np.arange(order + 1)
     terms = _log_choose(order, k) + (order - k) * math.log1p(-rate) + k * math.log(rate) + k * (k - 1) / (2 * noise**2)
     return max(0.0, float(np.logaddexp.reduce(terms)))
-
-
-def _log_bound(noise: float, rate: float, order: int) -> float:
-    k = np.arange(2, order + 1)
-    terms = math.log(2) + k * (k - 1) / (2 * noise**2)
-    terms[0] = min(terms[0], math.log(4) + math.log(-math.expm1(-1 / noise**2)) + 1 / noise**2)
-    return float(np.logaddexp.reduce([0.0, *(terms + _log_choose(order, k) + k * math.log(rate))]))
 
 
 def _log_choose(order: int, k: NDArray[np.int64]) -> Array:

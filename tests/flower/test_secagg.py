@@ -260,20 +260,28 @@ def test_a_project_with_masks(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 # ---- machines of their own ----
 
-APPS = '''
+HELD = """
 from pathlib import Path
 
 import torch
-from flwr.clientapp import ClientApp
 
 from fedflat import Experiment, Federation
-from fedflat.flower import client_app, server_app
-from fedflat.flower import client_app as module
-from fedflat.flower.transport import Transport
 
 def blobs(count, seed):
     y = torch.arange(count) % 3
     return torch.nn.functional.one_hot(y, 4) + torch.randn(count, 4, generator=torch.Generator().manual_seed(seed)), y
+
+held = Federation([blobs(n, n) for n in (8, 12, 10)], test=blobs(30, 0))
+"""
+APPS = (
+    HELD
+    + '''
+import sys
+
+from flwr.clientapp import ClientApp
+
+from fedflat.flower import client_app, server_app
+from fedflat.flower.transport import Transport
 
 class Leaving(ClientApp):
     """Fails in a round in which it has promised to send an update, on a node that is told so."""
@@ -301,15 +309,14 @@ def seen(real):
         return answer
     return pull
 
-import sys
 sys.modules["fedflat.flower.client_app"].masked_reply = noting(sys.modules["fedflat.flower.client_app"].masked_reply)
 Transport.pull = seen(Transport.pull)
 experiment = Experiment.from_toml(Path(__file__).parent / "experiment.toml")
-held = Federation([blobs(n, n) for n in (8, 12, 10)], test=blobs(30, 0))
 honest = client_app(experiment, data=held, secagg=True)
 client = Leaving()
 server = server_app(experiment, test=held, timeout=200, wait=200, secagg=True)
 '''
+)
 
 
 def test_a_superlink_with_three_supernodes_sees_sums_only(tmp_path: Path) -> None:
@@ -327,8 +334,8 @@ def test_a_superlink_with_three_supernodes_sees_sums_only(tmp_path: Path) -> Non
         wait_until(lambda: rows.exists() and rows.read_text().count("\n") == 2, "two rounds")
     run = fedflat.load_run(there.folder / "run")
     assert [row["clients"] for row in run.metrics] == [3, 2]
-    scope: dict[str, Any] = {"__file__": str(there.folder / "federation.py")}
-    exec(APPS, scope)
+    scope: dict[str, Any] = {}
+    exec(HELD, scope)  # the rest looks into the messages, which is for the fleet alone
     heard = [[0, 1, 2], [0, 2]]
     here = fedflat.run(experiment.replace(backend="serial"), federation=scope["held"], participants=lambda t: heard[t])
     assert torch.allclose(here.server_weights, run.server_weights, rtol=0, atol=1e-6)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 pytest.importorskip("flwr")
+COUNT = int(os.environ.get("FUZZ_EXAMPLES", "300"))
 
 
 def test_hostile_hellos() -> None:
     from fuzz import wire
 
-    assert wire.hellos(300) == []
+    assert wire.hellos(COUNT) == []
 
 
 def test_hostile_messages() -> None:
@@ -18,4 +21,4 @@ def test_hostile_messages() -> None:
 
     content, expected, like = wire.good()
     assert wire.read_reply(content, wire.ASKED, expected, like).steps == 4
-    assert wire.messages(300) == []
+    assert wire.messages(COUNT) == []

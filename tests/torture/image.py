@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import random
@@ -37,10 +38,13 @@ def mounted(image: Path, place: Path) -> Iterator[Path]:
     try:
         yield place
     finally:
-        for _ in range(20):  # a process that was killed may still hold it
+        gc.collect()  # files that this process has mapped
+        for _ in range(100):  # a process that was killed may still hold it
             if subprocess.run(["umount", str(place)], check=False, capture_output=True).returncode == 0:
                 break
             time.sleep(0.1)
+        else:
+            subprocess.run(["umount", "-l", str(place)], check=False, capture_output=True)
 
 
 @cache
