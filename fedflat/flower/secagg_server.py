@@ -17,8 +17,8 @@ from torch import Tensor
 from fedflat.core.sums import Terms
 from fedflat.core.tensors import nest
 from fedflat.core.views import Update
-from fedflat.engine.jobs import BUFFERS, DELTA
 from fedflat.engine.setup import Broadcast, Setup
+from fedflat.engine.terms import BUFFERS, DELTA
 from fedflat.errors import InputError, TooFewError
 from fedflat.flower import validation
 from fedflat.flower.messages import Expected, Instruction, failed, read_told
