@@ -7,16 +7,18 @@ import html
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import Tensor
 
 from fedflat.report.page.markup import Html, Section, tag
 from fedflat.report.page.page import Page, named
 from fedflat.report.page.run_groups import Group
 from fedflat.report.png import as_link, png
-from fedflat.runs.files import metadata_of, read_tensors
 from fedflat.runs.records import Record
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MOST = 6  # methods whose predictions are shown
 Colour = tuple[int, int, int]
@@ -72,6 +74,8 @@ def palette(count: int) -> list[Colour]:
 
 
 def _kept(group: Group) -> Kept | None:
+    from fedflat.runs.files import metadata_of, read_tensors  # here: without pictures a report needs no torch
+
     for record in group.records:
         path = _path(record)
         if path is not None:
