@@ -74,11 +74,11 @@ def palette(count: int) -> list[Colour]:
 
 
 def _kept(group: Group) -> Kept | None:
-    from fedflat.runs.files import metadata_of, read_tensors  # here: without pictures a report needs no torch
-
     for record in group.records:
         path = _path(record)
         if path is not None:
+            from fedflat.runs.files import metadata_of, read_tensors  # here: without pictures a report needs no torch
+
             classes = json.loads(metadata_of(path).get("classes", "[]"))
             return Kept(group, read_tensors(path), [str(name) for name in classes])
     return None
