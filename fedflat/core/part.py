@@ -54,8 +54,10 @@ class Part:
     """Whether its slots on the client act on the last dimension, so that clients can be trained as rows of a stack."""
     sample_means: ClassVar[bool] = False
     """Whether its terms of the loss are means over samples, so that a minibatch can be cut (`microbatch`)."""
-    splits: ClassVar[bool] = False
-    """Whether the server has no model for everybody, with the `private` tensors (if it fills that slot) or at all."""
+    common_model: ClassVar[bool] = True
+    """Whether the server has a model for everybody. If not, because of what is `private` or at all, none is scored."""
+    judged_by: ClassVar[str] = "common"
+    """Whose models the method is made for, and by which it is ranked: the "common" one, or those of the "clients"."""
     adapts: ClassVar[bool] = False
     """Whether a client's personal model is the common one, adapted to the client at evaluation."""
     formula: ClassVar[str] = ""

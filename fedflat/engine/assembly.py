@@ -187,7 +187,7 @@ def assemble(
     uniform = method.uniform if e.weighting == "auto" else e.weighting == "uniform"
     private = [(part, list(part.private(flat))) for part in method.filling("private")]
     whole = {part.name for part, names in private if not names}
-    splits = any(part.splits and part.name not in whole for part in method.parts)
+    splits = any(not part.common_model and part.name not in whole for part in method.parts)
     return Setup(
         e,
         method,

@@ -29,6 +29,7 @@ class APFL(Part):
             of α; both models are evaluated together.
     """
 
+    judged_by: ClassVar[str] = "clients"
     formula: ClassVar[str] = (
         "w ← w − η_l ∇F_B(w),  v ← v − η_l α ∇F_B(v̄),  v̄ = α v + (1 − α) w\n"
         "once a round, at its first step, α ← clip(α − η_l ⟨∇F_B(v̄), v − w⟩, 0, 1)"

@@ -26,6 +26,7 @@ class Ditto(Part):
         epochs: Passes over the data for v; None is `local_epochs`.
     """
 
+    judged_by: ClassVar[str] = "clients"
     formula: ClassVar[str] = "v ← v − η_l (∇F_B(v) + λ (v − w))"
     stacks: ClassVar[bool] = True
     everywhere: ClassVar[bool] = True  # it corrects its own trajectory

@@ -43,11 +43,12 @@ class Generated(Part):
         sequential: One server step per client instead of one per round.
     """
 
+    judged_by: ClassVar[str] = "clients"
     formula: ClassVar[str] = (
         "client i receives θ_i = h(v_i; φ), trains it and sends Δ_i\n"
         "server: an SGD step of ψ = (φ, v) with the gradient −Σ_S p_i (∂h(v_i; φ)/∂ψ)ᵀ Δ_i, clipped"
     )
-    splits: ClassVar[bool] = True  # with local_head
+    common_model: ClassVar[bool] = False  # with local_head
     needs_mean: ClassVar[bool] = True
     embedding: Count | None = None
     hidden: Count = 100

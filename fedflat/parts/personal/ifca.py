@@ -37,13 +37,14 @@ class IFCA(Part):
         k: The number of models; 1 is FedAvg with uniform weights.
     """
 
+    judged_by: ClassVar[str] = "clients"
     formula: ClassVar[str] = (
         "j_i = argmin_j F_i(w^j),  client i trains from w^{j_i}\n"
         "server: w^j ← w^j + mean of Δ_i over the participants with j_i = j"
     )
     rank: ClassVar[int] = -20  # other parts begin at the chosen model
     uniform: ClassVar[bool] = True
-    splits: ClassVar[bool] = True
+    common_model: ClassVar[bool] = False
     needs_mean: ClassVar[bool] = True
     adapts: ClassVar[bool] = True
     ignores_server_lr: ClassVar[str] = "the mean of the local models of each cluster"

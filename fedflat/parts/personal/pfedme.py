@@ -30,6 +30,7 @@ class PFedMe(Part):
         mu: μ, extra L2 on θ (0.001 is hidden in the authors' optimiser).
     """
 
+    judged_by: ClassVar[str] = "clients"
     formula: ClassVar[str] = (
         "each step: K times θ ← θ − η_p (∇F_B(θ) + λ (θ − w_k) + μ θ),  then w_k ← w_k − η_l λ (w_k − θ)\n"
         "server: w ← w + η_g β Σ_S n_i Δ_i / Σ_S n_i"

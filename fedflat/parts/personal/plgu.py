@@ -36,6 +36,7 @@ class PLGULF(TwinTrajectories):
     """
 
     name: ClassVar[str] = "plgu_lf"
+    judged_by: ClassVar[str] = "clients"
     formula: ClassVar[str] = (
         "ξ_l ∝ ‖θ_i,l − w_l‖ / d_l^κ;  θ = θ_i in the D layers of the largest ξ, w elsewhere\n"
         "each step: g = ∇F_B(θ),  θ ← θ − η_l g,  ε_l = ρ ξ_l g_l / ‖g‖,  w_k ← w_k − η_l ∇F_B(w_k + ε)\n"
@@ -104,12 +105,13 @@ class PLGUGRep(LayerWise):
     """
 
     name: ClassVar[str] = "plgu_grep"
+    judged_by: ClassVar[str] = "clients"
     formula: ClassVar[str] = (
         "head: h_i ← h_i − η_l ∇F_B(h_i);  then body: φ' = φ − η_l ∇F_B(φ),  φ ← φ' − η_l ∇F_B(φ' + ε)\n"
         "ε_l = ρ ξ_l g_l / ‖g‖,  g = ∇F_B(φ'),  ξ_l ∝ ‖φ'_l − φᵗ_l‖ / d_l^κ\n"
         "server: the mean of the bodies"
     )
-    splits: ClassVar[bool] = True
+    common_model: ClassVar[bool] = False
     uniform: ClassVar[bool] = True
     head_epochs: Natural | None = None
     body_epochs: Natural | None = 1

@@ -52,12 +52,13 @@ class FedRep(Part):
         body_epochs: E_b, the epochs on the body per round; None is `local_epochs`.
     """
 
+    judged_by: ClassVar[str] = "clients"
     formula: ClassVar[str] = (
         "E_h epochs h_i ← h_i − η_l ∇F_B(h_i),  then E_b epochs φ ← φ − η_l ∇F_B(φ)\n"
         "server: φ ← φ + η_g Σ_S n_i Δφ_i / Σ_S n_i"
     )
     stacks: ClassVar[bool] = True
-    splits: ClassVar[bool] = True
+    common_model: ClassVar[bool] = False
     head_epochs: Natural | None = 10
     body_epochs: Natural | None = None
 
@@ -83,10 +84,11 @@ class FedPer(Part):
         layers: How many of the last weight layers stay, each with its normalisation; 0 is FedAvg.
     """
 
+    judged_by: ClassVar[str] = "clients"
     formula: ClassVar[str] = (
         "(φ, h_i) ← (φ, h_i) − η_l ∇F_B(φ, h_i),  h_i the last layers\nserver: φ ← φ + η_g Σ_S n_i Δφ_i / Σ_S n_i"
     )
-    splits: ClassVar[bool] = True
+    common_model: ClassVar[bool] = False
     layers: Natural = 1
 
     def private(self, model: FlatModel) -> Iterable[str]:
@@ -105,10 +107,11 @@ class LGFedAvg(Part):
     """
 
     name: ClassVar[str] = "lg_fedavg"
+    judged_by: ClassVar[str] = "clients"
     formula: ClassVar[str] = (
         "(φ_i, h) ← (φ_i, h) − η_l ∇F_B(φ_i, h),  h the head\nserver: h ← h + η_g Σ_S n_i Δh_i / Σ_S n_i"
     )
-    splits: ClassVar[bool] = True
+    common_model: ClassVar[bool] = False
 
     def private(self, model: FlatModel) -> Iterable[str]:
         shared = set(head_tensors(model, self.name))
@@ -126,6 +129,7 @@ class FedBABU(Part):
         tune: What the fine-tuning trains: "full", "head" or "body".
     """
 
+    judged_by: ClassVar[str] = "clients"
     formula: ClassVar[str] = (
         "φ ← φ − η_l ∇F_B(φ, h₀),  h₀ the initial head;  server: φ ← φ + η_g Σ_S n_i Δφ_i / Σ_S n_i\n"
         "at evaluation τ epochs (φ, h) ← (φ, h) − η_l ∇F_B(φ, h) from (φ, h₀)"
@@ -154,8 +158,9 @@ class LocalOnly(Part):
     """
 
     name: ClassVar[str] = "local_only"
+    judged_by: ClassVar[str] = "clients"
     formula: ClassVar[str] = "θ_i ← θ_i − η_l ∇F_B(θ_i),  nothing is averaged"
-    splits: ClassVar[bool] = True
+    common_model: ClassVar[bool] = False
 
     def private(self, model: FlatModel) -> Iterable[str]:
         return tensors_of(model, [""])
@@ -171,6 +176,7 @@ class FineTune(Part):
         epochs: τ, the epochs of the fine-tuning.
     """
 
+    judged_by: ClassVar[str] = "clients"
     formula: ClassVar[str] = "at evaluation τ epochs θ ← θ − η_l ∇F_B(θ) from θ = w"
     adapts: ClassVar[bool] = True
     epochs: Natural = 1

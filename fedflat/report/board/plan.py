@@ -81,8 +81,7 @@ class Plan:
 
     def why_not(self, part: type[Part]) -> str:
         """Why a part is not ranked by itself; empty if it is."""
-        personal = part.splits or part.adapts or fills_class(part, "personal") or fills_class(part, "generate")
-        return NO_COMMON_MODEL if personal else self.leave_out.get(part.name, "")
+        return NO_COMMON_MODEL if part.judged_by == "clients" else self.leave_out.get(part.name, "")
 
     def setting(self, name: str, **changes: Any) -> Experiment:
         """The experiment of a setting."""
@@ -128,11 +127,6 @@ def _defaults(name: str) -> dict[str, Any]:
     """The fields of a part or of a named sum, and their defaults."""
     made = known_parts().get(name) or SUMS.get(name)
     return {} if made is None else {key: value.default for key, value in inspect.signature(made).parameters.items()}
-
-
-def fills_class(part: type[Part], slot: str) -> bool:
-    """Whether a class of parts overrides a slot."""
-    return getattr(part, slot) is not getattr(Part, slot)
 
 
 def _with(calls: Sequence[Call], place: int, name: str, value: Any) -> str:
