@@ -38,7 +38,8 @@ class Experiment:
     partition: str = _field("dirichlet_equal(delta=0.3)", "how the samples are divided among the clients")
     clients: int = _field(100, "number of clients, N")
     participation: str = _field(
-        "auto", "who trains in a round: all, uniform(m), bernoulli(q); auto: bernoulli(0.1), and all with your own data"
+        "auto",
+        "who trains: all, uniform(m), bernoulli(q), power_of_choice(m, d); auto: bernoulli(0.1), or all of your own",
     )
     model: str = _field("cnn64", "network; see `fedflat list models`")
     weights: str | None = _field(None, "file of weights to start from, .safetensors or .pt; none: drawn by the seed")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -23,6 +23,7 @@ from fedflat.core.views import Server, Update
 from fedflat.engine.backends.base import Backend
 from fedflat.engine.combining import combine, warn_of_statistics
 from fedflat.engine.domains import by_domain
+from fedflat.engine.drawing import Drawing
 from fedflat.engine.evaluation import (
     RECOMPUTED,
     Row,
@@ -42,7 +43,6 @@ from fedflat.errors import RoundLostError, TooFewError
 
 log = logging.getLogger(__name__)
 RECOMPUTE_CLIENTS = 100  # most clients over which BatchNorm's statistics are estimated
-SEEN = "seen"  # the server's state with the clients that have returned an update
 
 
 class ClientStates(Protocol):
@@ -83,7 +83,7 @@ class RoundLoop:
 
     Args:
         store: What clients keep between rounds.
-        choose: The participants as a function of t = 0, 1, …
+        choose: The participants as a function of t = 0, 1, …, or of t and the clients' last losses.
     """
 
     def __init__(
@@ -92,15 +92,16 @@ class RoundLoop:
         server: Server,
         backend: Backend,
         store: ClientStates,
-        choose: Callable[[int], list[int]],
+        choose: Callable[..., Iterable[int]],
     ) -> None:
-        self.setup, self.server, self.backend, self.store, self.choose = setup, server, backend, store, choose
+        self.setup, self.server, self.backend, self.store = setup, server, backend, store
         self.server.uniform, self.server.sampled = setup.uniform, setup.sampled
         self.rows: list[Row] = []
         self.safe: Callable[[], AbstractContextManager[None]] = nullcontext  # code that a signal may interrupt
         self._counters = server.counters
         wanted = setup.experiment.evaluate_clients is not None or setup.interference_every > 0
         self._evaluates_clients = wanted and setup.federation.has_client_tests
+        self._draw = Drawing(choose, server, keep=self._evaluates_clients)
         self._recomputes = setup.experiment.batchnorm == "recompute" and bool(batchnorms(setup.model.module))
         self.evaluations: list[Row] = []
         self._own: TrustedClient | None = None
@@ -109,7 +110,7 @@ class RoundLoop:
     def evaluate_clients(self) -> list[Row]:
         """Evaluate every client's models on its own test data: one row per client with test data."""
         server, rows = self.server, list[Row]()
-        seen = server.states.get(SEEN, {}).get("clients", torch.zeros(server.clients, dtype=torch.bool))
+        seen = self._draw.seen()
         broadcast = replace(self.evaluated(), received=self._broadcast().received)  # adaptation may need it
         jobs = (self._job(client, "evaluate") for client in range(len(self.setup.federation)))
         for update in self.backend.run(broadcast, jobs):
@@ -135,7 +136,7 @@ class RoundLoop:
         """
         start = time.perf_counter()
         server = self.server
-        clients = self._longest_first(self.choose(server.round))
+        clients = self._longest_first(self._draw())
         server.round += 1
         server.asked = len(clients)
         tally = Tally()
@@ -288,9 +289,7 @@ class RoundLoop:
         check_states(server.states, "server.state(self)")
         check_sound(server)
         self.store.commit_round(server.round)
-        if self._evaluates_clients:
-            seen = server.states.setdefault(SEEN, {"clients": torch.zeros(server.clients, dtype=torch.bool)})["clients"]
-            seen[[int(row["client"]) for row in tally.rows]] = True
+        self._draw.remember(tally.rows)
 
     def _metrics(self, tally: Tally, broadcast: Broadcast, asked: int, start: float) -> Row:
         server = self.server

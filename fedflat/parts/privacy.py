@@ -82,6 +82,8 @@ class DP(Part):
         self.require(setup.uniform or self.clip is None, message)
         if self.noise == 0:
             return
+        law = sampling(setup.experiment.participation)[0] if setup.sampled else ""
+        self.require(law != "power_of_choice", "the losses by which power_of_choice draws clients have no noise")
         for name, _ in batchnorms(setup.model.module):
             shared = f"{name}.running_mean".removeprefix(".") not in setup.private.names
             self.require(not shared, f"the statistics of {name} are averaged without noise: use batchnorm='local'")

@@ -70,7 +70,7 @@ def run(
         model: Your own network, instead of the experiment's `model`.
         loss: Your own loss, instead of the experiment's `loss`: takes (output, y), returns a mean over the batch.
         metrics: What to measure besides the task's metrics: names, or {name: function}; see `tasks.metrics_of`.
-        participants: A function from t = 0, 1, … to the clients that train, instead of `participation`.
+        participants: Names the clients that train: a function of t = 0, 1, …, or of t and their last losses.
         out: Folder for all files of the run; None keeps the run in memory.
         root: The folder of the data sets.
         progress: Whether to show a progress bar; None shows it if stderr is a terminal.
@@ -137,7 +137,7 @@ def _display() -> list[Callback]:
     return [Progress()]
 
 
-def _chooser(setup: Setup, own: Participants | None) -> Callable[[int], list[int]]:
+def _chooser(setup: Setup, own: Participants | None) -> Callable[..., list[int]]:
     clients, e = setup.clients, setup.experiment
     if own is not None and not callable(own):
         raise InputError("participants= takes a function of the round t = 0, 1, …, such as lambda t: [0, 3]")
@@ -212,7 +212,7 @@ def _origin(setup: Setup, environment: dict[str, Any]) -> tuple[dict[str, Any], 
 
 def _go_on(
     state: RunState,
-    choose: Callable[[int], list[int]],
+    choose: Callable[..., list[int]],
     callbacks: Sequence[Callback],
     make: Callable[[Setup], Backend],
 ) -> None:

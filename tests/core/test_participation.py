@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -73,6 +74,9 @@ def test_a_rounds_choice_depends_on_seed_and_round_alone(law: str) -> None:
         "uniform(3, 4)",
         "unifrom(3)",
         "all(3)",
+        "power_of_choice(3)",
+        "power_of_choice(m=4, d=3)",
+        "power_of_choice(m=4, d=11)",
     ],
 )
 def test_a_law_that_cannot_be_followed_is_refused(law: str) -> None:
@@ -112,3 +116,37 @@ def test_the_order_in_which_participants_are_named_does_not_matter() -> None:
 def test_a_run_with_more_participants_than_clients_is_refused() -> None:
     with pytest.raises(InputError, match="uniform"):
         fedflat.run(plain(participation="uniform(4)"), federation=world(), model=network())
+
+
+def test_power_of_choice_takes_the_largest_losses_of_the_candidates() -> None:
+    """With all clients as candidates: those never heard of first, then the m with the largest last losses."""
+    run = fedflat.run(plain(rounds=6, participation="power_of_choice(m=1, d=3)"), federation=world(), model=network())
+    last: dict[int, float] = {}
+    for row in run.clients:
+        if len(last) < 3:
+            assert row["client"] not in last
+        else:
+            assert last[row["client"]] == max(last.values())
+        last[row["client"]] = row["loss"]
+    assert len(run.clients) == 6
+
+
+def test_an_own_law_may_look_at_the_last_losses_and_resumes_with_them(tmp_path: Path) -> None:
+    """The opposite of power-of-choice, ten rounds at once and in two pieces."""
+
+    def modest(t: int, losses: torch.Tensor) -> list[int]:
+        seen.append(losses.tolist())
+        return [t] if t < 3 else [int(losses.argmin())]
+
+    class Break(fedflat.Callback):
+        def round(self, run: fedflat.Run, metrics: Any) -> bool:
+            return metrics["round"] == 4
+
+    seen: list[list[float]] = []
+    given: dict[str, Any] = {"federation": world(), "model": network(), "participants": modest}
+    whole = fedflat.run(plain(rounds=6), **given)
+    assert seen[0] == [math.inf] * 3 and seen[1][0] == whole.clients[0]["loss"] and seen[1][1:] == [math.inf] * 2
+    fedflat.run(plain(rounds=6), **given, out=tmp_path, callbacks=[Break()])
+    again = fedflat.run(plain(rounds=6), **given, out=tmp_path)
+    assert [row["client"] for row in again.clients] == [row["client"] for row in whole.clients]
+    assert again.weights.equal(whole.weights)
