@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedflat.core.participation import looks_at_losses
 from fedflat.core.tensors import State
-from fedflat.core.views import Server
+from fedflat.core.views import Server, Update
 
 SEEN = "seen"
 """The server's state with the clients that have returned an update."""
@@ -60,3 +60,10 @@ class Drawing:
             state, clients = self._server.states.setdefault(LOSSES, self._known()), list(last)
             state["loss"][clients] = state["loss"].new_tensor(list(last.values()))
             state["known"][clients] = True
+
+
+def told(updates: Iterable[Update], asked: int, arrived: Callable[[int, int], object]) -> Iterator[Update]:
+    """The updates of a round; `arrived` is told that each one is there, with how many there are and will be."""
+    for done, update in enumerate(updates, start=1):
+        arrived(done, asked)
+        yield update

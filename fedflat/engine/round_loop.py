@@ -23,7 +23,7 @@ from fedflat.core.views import Server, Update
 from fedflat.engine.backends.base import Backend
 from fedflat.engine.combining import combine, warn_of_statistics
 from fedflat.engine.domains import by_domain
-from fedflat.engine.drawing import Drawing
+from fedflat.engine.drawing import Drawing, told
 from fedflat.engine.evaluation import (
     RECOMPUTED,
     Row,
@@ -98,6 +98,7 @@ class RoundLoop:
         self.server.uniform, self.server.sampled = setup.uniform, setup.sampled
         self.rows: list[Row] = []
         self.safe: Callable[[], AbstractContextManager[None]] = nullcontext  # code that a signal may interrupt
+        self.arrived: Callable[[int, int], object] = lambda done, asked: None  # told of every update of a round
         self._counters = server.counters
         wanted = setup.experiment.evaluate_clients is not None or setup.interference_every > 0
         self._evaluates_clients = wanted and setup.federation.has_client_tests
@@ -147,7 +148,7 @@ class RoundLoop:
             broadcast = self._broadcast()
             server.trusted = self._trusted(broadcast)
             with self.safe():
-                combined = self._heard(self._updates(broadcast, clients), tally)
+                combined = self._heard(told(self._updates(broadcast, clients), len(clients), self.arrived), tally)
         except BaseException as error:
             server.round -= 1
             self.store.forget_pending()

@@ -55,6 +55,9 @@ class Callback:
         """Called before the first round of this process; `run.metrics` contains the rounds of earlier processes."""
         return None
 
+    def client(self, run: Run, done: int, asked: int) -> None:
+        """Called within a round, when the update of a client has arrived: that of `done` of the clients `asked`."""
+
     def round(self, run: Run, metrics: Mapping[str, Any]) -> Stop:
         """Called after a round, when it has been evaluated and recorded."""
         return None

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fedflat.runs.result import Run
 
 LINES = 10  # about the number of lines that a run writes without a terminal
+MOVES = 0.2  # seconds between movements of a bar within a round
 ROWS = 12  # bars that a board shows at the same time
 
 
@@ -25,8 +26,8 @@ class Pace:
         self._first, self._began = len(run.metrics), time.monotonic()
         self._rounds = run.experiment.rounds
 
-    def left(self, round: int) -> str:
-        """The time left after a round, as text."""
+    def left(self, round: float) -> str:
+        """The time left after so many rounds and a part of the next one, as text."""
         return clock((time.monotonic() - self._began) / (round - self._first) * (self._rounds - round))
 
 
@@ -131,7 +132,7 @@ class _Row(Watcher):
     """One bar of a board."""
 
     def __init__(self, board: Board, task: Any) -> None:
-        self._board, self._task, self._scores = board, task, ""
+        self._board, self._task, self._scores, self._moved = board, task, "", 0.0
 
     def start(self, run: Run) -> None:
         """Show the rounds of earlier processes."""
@@ -139,6 +140,14 @@ class _Row(Watcher):
         self._pace, done = Pace(run), len(run.metrics)
         status = "finished earlier" if done >= run.experiment.rounds else ""
         self._board.bars.update(self._task, completed=done, status=status)
+
+    def client(self, run: Run, done: int, asked: int) -> None:
+        """Move the bar within a round, a few times per second."""
+        now = time.monotonic()
+        if now - self._moved > MOVES and done < asked:
+            self._moved, rounds = now, len(run.metrics) + done / asked
+            status = f"{self._scores}  [dim]client {done} of {asked}  {self._pace.left(rounds)} left"
+            self._board.bars.update(self._task, completed=rounds, status=status)
 
     def round(self, run: Run, metrics: Mapping[str, Any]) -> None:
         """Move the bar."""
@@ -155,22 +164,26 @@ class Overall(Callback):
         board: Where to show it.
         rounds: The number of rounds of each run.
         before: The number of other runs, which were finished earlier.
+        rounds_before: Their rounds, which the bar counts as well.
     """
 
-    def __init__(self, board: Board, rounds: Sequence[int], before: int = 0) -> None:
+    def __init__(self, board: Board, rounds: Sequence[int], before: int = 0, rounds_before: int = 0) -> None:
         self._board, self._runs, self._ended = board, before + len(rounds), before
         self._done, self._total, self._began = 0, sum(rounds), time.monotonic()
+        self._earlier = rounds_before
         self._bar = board.bars.add_task(f"{self._runs} runs", total=None, status="", visible=self._runs > 1)
 
     def start(self, run: Run) -> None:
-        """Do not count the rounds of earlier processes."""
+        """Rounds of earlier processes are shown as done; the time left is estimated without them."""
         self._total -= len(run.metrics)
+        self._earlier += len(run.metrics)
 
     def round(self, run: Run, metrics: Mapping[str, Any]) -> None:
         """Count a round."""
         self._done += 1
         status = f"[dim]{self._left()} left"
-        self._board.bars.update(self._bar, completed=self._done, total=self._total, status=status)
+        done, total = self._earlier + self._done, self._earlier + self._total
+        self._board.bars.update(self._bar, completed=done, total=total, status=status)
 
     def end(self, run: Run) -> None:
         """Write how many runs are done. The missing rounds of a run that ended early do not count any more."""
@@ -194,6 +207,10 @@ class Progress(Watcher):
         self._row = self._board.watch(run.experiment.method, run.experiment.rounds)
         self._board.__enter__()
         self._row.start(run)
+
+    def client(self, run: Run, done: int, asked: int) -> None:
+        """Move the bar within a round."""
+        self._row.client(run, done, asked)
 
     def round(self, run: Run, metrics: Mapping[str, Any]) -> None:
         """Move the bar."""

@@ -223,6 +223,7 @@ def _go_on(
         backend = make(setup)  # first: processes must not be forked after a callback has started threads
         endings.callback(backend.close)
         loop = RoundLoop(setup, state.server, backend, state.store, choose)
+        loop.arrived = partial(_tell, run, callbacks)
         try:
             _start(run, callbacks, endings)
             with interruptible() as loop.safe:
@@ -245,6 +246,11 @@ def _save_pictures(state: RunState, loop: RoundLoop) -> None:
     found = pictures(state.setup, loop.evaluated) if state.folder is not None else {}
     if state.folder is not None and found:
         state.folder.save_weights("pictures", found, {"classes": json.dumps(state.setup.federation.class_names)})
+
+
+def _tell(run: Run, callbacks: Sequence[Callback], done: int, asked: int) -> None:
+    for callback in callbacks:
+        callback.client(run, done, asked)
 
 
 def _start(run: Run, callbacks: Sequence[Callback], endings: contextlib.ExitStack) -> None:

@@ -85,7 +85,9 @@ def run_all(
     if before and progress:
         say(f"{before} of {len(members)} runs were finished earlier")
     with Board(single=len(members) == 1) if progress else nullcontext() as board:
-        overall = Overall(board, [member.experiment.rounds for member, _ in waiting], before) if board else None
+        earlier = sum(member.experiment.rounds for member in members if member.finished)
+        rounds = [member.experiment.rounds for member, _ in waiting]
+        overall = Overall(board, rounds, before, earlier) if board else None
         for member, name in waiting:
             _write_plan(members)
             watchers = [board.watch(name, member.experiment.rounds), overall] if board and overall else []

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -300,3 +303,34 @@ def test_bad_options_are_refused_before_anything_is_run(
     assert main([*SMALL, "--out", str(tmp_path / "run"), *words]) == 2
     out, err = capsys.readouterr()
     assert said in err and out == "" and not (tmp_path / "run").exists()
+
+
+def test_callbacks_hear_of_every_client_within_a_round() -> None:
+    """Three rounds of four clients, one after another."""
+    heard: list[tuple[int, int, int]] = []
+
+    class Listener(fedflat.Callback):
+        def client(self, run: fedflat.Run, done: int, asked: int) -> None:
+            heard.append((len(run.metrics), done, asked))
+
+    e = fedflat.Experiment(data="digits", model="mlp", clients=8, participation="uniform(4)", rounds=3, local_epochs=1)
+    fedflat.run(e.replace(backend="serial"), callbacks=[Listener()])
+    assert heard == [(round, done, 4) for round in range(3) for done in (1, 2, 3, 4)]
+
+
+def test_a_terminal_shows_movement_within_a_round(tmp_path: Path) -> None:
+    """In a real pseudo-terminal: "client 3 of 20" and a first estimate of the time left before the first round ends."""
+    pty = pytest.importorskip("pty")
+    words = (
+        "run --data digits --model mlp --rounds 1 --local-epochs 60 --clients 20 --participation all --backend serial"
+    )
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.environ["COLUMNS"] = "150"
+        os.execv(sys.executable, [sys.executable, "-m", "fedflat", *words.split(), "--out", str(tmp_path / "run")])
+    shown = b""
+    with contextlib.suppress(OSError):  # the end of a terminal
+        while data := os.read(terminal, 65536):
+            shown += data
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert re.search(rb"client \d+ of 20 .* left", shown)
