@@ -21,6 +21,7 @@ from fedflat.core.part import can_stack
 from fedflat.core.participation import participants
 from fedflat.core.samples import IGNORED
 from fedflat.core.stacked import StackedModel
+from fedflat.engine.drawing import Drawing
 from fedflat.engine.jobs import run_jobs
 from fedflat.engine.placement import fork_hindrance, processes
 from fedflat.engine.setup import Broadcast, Job, Setup, fresh_server
@@ -169,7 +170,8 @@ def _fastest(setup: Setup) -> int:
 def _share(setup: Setup) -> int:
     """How many clients a worker trains per round: with larger stacks, other workers would have nothing to do."""
     e = setup.experiment
-    asked = len(list(participants(e.participation, setup.clients, e.seed)(0))) if setup.sampled else setup.clients
+    law = participants(e.participation, setup.clients, e.seed)
+    asked = len(Drawing(law, fresh_server(setup), keep=False)()) if setup.sampled else setup.clients
     return asked if e.backend == "serial" else asked // processes(setup)
 
 
