@@ -368,6 +368,14 @@ def test_fedwmsam_beside_momentum_warns(caplog: pytest.LogCaptureFixture) -> Non
     assert any("fedwmsam" in r.getMessage() and "momentum=0" in r.getMessage() for r in caplog.records)
 
 
+def test_scaffold_beside_momentum_warns_unless_it_allows_for_it(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        run_library(make_world(NET, momentum=0.9), "scaffold(momentum_corrected=True)")
+        assert not caplog.records
+        run_library(make_world(NET, momentum=0.9), "scaffold")
+    assert "up to 10 times" in caplog.text and "momentum_corrected=True" in caplog.text
+
+
 def test_fedntd_needs_three_classes_and_labels() -> None:
     two = Federation([(torch.randn(4, 3), torch.tensor([0, 1, 0, 1]))] * 2, classes=2)
     with pytest.raises(InputError, match="fedntd: with 2 classes"):
