@@ -1,11 +1,14 @@
 """Throughput of a FedAvg round through `fedflat.run` against bare PyTorch loops, measured in turns in one run.
 
-    python benchmarks/speed.py [--repeats 5] [--rounds 4] [--only W1]
+    python benchmarks/speed.py [--repeats 5] [--rounds 4] [--only W1] [--against CHECKOUT]
 
 W1 is `cnn64`, W2 `lenet5`: 100 clients of 500 CIFAR-shaped samples, 10 a round, 1 epoch, batch 50. The *naive* limit is
 two processes of one thread that run forward, backward and the SGD update on ready batches, contiguous float32; the
 *tuned* one does the same channels-last with an allocator that keeps its pages. A ratio above 1 is faster than that
 limit. The last line is one JSON object.
+
+With `--against`, this version races another one instead: the same rounds with the code of another checkout, for example
+one that `git worktree add CHECKOUT COMMIT` made. A ratio above 1 means that this version is faster.
 """
 
 from __future__ import annotations
@@ -13,9 +16,15 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
 import statistics
+import subprocess
+import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -176,6 +185,56 @@ def ratios(table: dict[str, list[float]]) -> dict[str, float]:
     return found
 
 
+SERVE = """
+import sys
+from speed import Fedflat
+rival = Fedflat(sys.argv[1])
+for rounds in sys.stdin:
+    print(rival.seconds(int(rounds)), flush=True)
+"""
+
+
+class Version:
+    """`fedflat.run` of a checkout, in a process that imports that checkout only."""
+
+    def __init__(self, checkout: Path, model: str) -> None:
+        paths = os.pathsep.join(map(str, (checkout, checkout / "benchmarks")))
+        command, pipes = [sys.executable, "-c", SERVE, model], {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        alone = {"cwd": checkout, "env": os.environ | {"PYTHONPATH": paths}}
+        self._process = subprocess.Popen(command, **pipes, **alone, text=True)
+
+    def seconds(self, rounds: int) -> float:
+        """Seconds a round."""
+        assert self._process.stdin and self._process.stdout
+        print(rounds, file=self._process.stdin, flush=True)
+        answer = self._process.stdout.readline()
+        if not answer:
+            sys.exit("the other version failed; see above")
+        return float(answer)
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.communicate()
+
+
+def race(workload: str, other: Path, repeats: int, rounds: int) -> dict[str, float]:
+    """Speed of this checkout over that of another: median and spread over the repeats, in which they take turns."""
+    here = Path(__file__).resolve().parents[1]
+    versions = {name: Version(path, MODELS[workload]) for name, path in (("this", here), ("other", other.resolve()))}
+    ratios = []
+    for version in versions.values():
+        version.seconds(1)
+    for number in range(repeats):
+        order = list(versions) if number % 2 else list(reversed(versions))
+        found = {name: versions[name].seconds(rounds) for name in order}
+        ratios.append(found["other"] / found["this"])
+        print(f"{workload}  this {found['this']:.3f} s  other {found['other']:.3f} s  {ratios[-1]:.3f}", flush=True)
+    for version in versions.values():
+        version.close()
+    spread = {"lowest": min(ratios), "highest": max(ratios)}
+    return {name: round(value, 3) for name, value in ({"this / other": statistics.median(ratios)} | spread).items()}
+
+
 def has_bfloat16() -> bool:
     """Whether this CPU computes in bfloat16 (elsewhere PyTorch emulates it, slower than float32)."""
     capability = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
@@ -187,12 +246,15 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=4, help="rounds a measurement")
     parser.add_argument("--only", choices=list(MODELS))
+    parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="race this checkout of another version")
     arguments = parser.parse_args()
-    found = {w: contest(w, arguments.repeats, arguments.rounds) for w in MODELS if arguments.only in (None, w)}
+    compared: Callable[..., dict[str, float]] = partial(race, other=arguments.against) if arguments.against else contest
+    extent = {"repeats": arguments.repeats, "rounds": arguments.rounds}
+    found = {w: compared(w, **extent) for w in MODELS if arguments.only in (None, w)}
     for workload, figures in found.items():
         for name, value in figures.items():
             print(f"{workload}  {name:22s} {value:.3f}")
-    if not has_bfloat16():
+    if not has_bfloat16() and not arguments.against:
         print("bfloat16 was not measured: this CPU has no kernels for it")
     print(json.dumps(found))
 

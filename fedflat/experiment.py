@@ -79,6 +79,10 @@ class Experiment:
     last_stage: str | None = _field(None, "name of the model's last block, if the model does not declare it")
     dtype: str = _field("float32", "type of weights and data: float32 or float64")
     precision: str = _field("float32", "type in which layers compute: float32, bfloat16, or tf32 on CUDA")
+    compile: str = _field(
+        "none",
+        "torch.compile of the network: none, default, reduce-overhead (CUDA graphs); not measured on a GPU by us",
+    )
     seed: int = _field(0, "random seed; a draw depends only on it, the draw's purpose, the round and the client")
     stack: int | Literal["auto"] = _field(
         1, "clients that a worker trains at once, as rows of one computation; auto: as many as are fastest"
@@ -168,6 +172,7 @@ CHOICES = {
     "batchnorm": ("average", "local", "silobn", "silobn_by_domain", "recompute"),
     "dtype": ("float32", "float64"),
     "precision": ("float32", "bfloat16", "tf32"),
+    "compile": ("none", "default", "reduce-overhead"),
     "augment": ("auto", "none", "paper000", "paper001", "paper003", "paper004"),
 }
 KINDS = {int: "a whole number", float: "a number", bool: "true or false"}

@@ -27,9 +27,10 @@ from typing import Any
 
 import torch
 import torch._dynamo  # PyTorch imports it when a mode is first used: once here, not in every child
+from torch.nn.attention import SDPBackend
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from fedflat.core.devices import KINDS, Kind
 
@@ -94,6 +95,27 @@ class Labelled(torch.Tensor):
         return HERE.computed(func, args, kwargs or {})
 
 
+class GroupNorms:
+    """Computes GroupNorm's gradient in the layout of its input, as PyTorch does on the CPU.
+
+    On other devices PyTorch first makes contiguous copies of input and gradient, and the kernel for that layout adds
+    up in another order.
+    """
+
+    def __init__(self) -> None:
+        self._channels_last: dict[int, bool] = {}  # by the address of the means, which the gradient is given, too
+
+    def computed(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What the operation gives."""
+        if func is aten.native_group_norm_backward.default and self._channels_last.get(args[2].data_ptr()):
+            args = (*(tensor.contiguous(memory_format=torch.channels_last) for tensor in args[:2]), *args[2:])
+        out = func(*args, **kwargs)
+        if func is aten.native_group_norm.default and args[0].dim() == 4:
+            last = args[0].is_contiguous(memory_format=torch.channels_last) and not args[0].is_contiguous()
+            self._channels_last[out[1].data_ptr()] = last
+        return out
+
+
 class MakeBelieve(TorchDispatchMode):
     """The devices of this process.
 
@@ -113,6 +135,7 @@ class MakeBelieve(TorchDispatchMode):
         self.computed_on: Counter[str] = Counter()
         self.limit: int | None = None
         self.last: torch.device | None = None
+        self._norms = GroupNorms()
         self.asked = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -127,7 +150,7 @@ class MakeBelieve(TorchDispatchMode):
             self._notice(func, args, kwargs, tensors, device)
         inner = dict(kwargs, device=torch.device("cpu")) if kwargs.get("device") is not None else kwargs
         plain_args, plain_kwargs = tree_map_only(Labelled, lambda tensor: tensor.numbers, (args, inner))
-        out = func(*plain_args, **plain_kwargs)
+        out = self._norms.computed(func, plain_args, plain_kwargs)
         if device.type == "cpu":
             return out
         self.computed_on[str(device)] += func not in COPIES
@@ -194,6 +217,36 @@ class MakeBelieve(TorchDispatchMode):
             warnings.warn(f"{name} does not have a deterministic implementation", stacklevel=2)
 
 
+class OnNumbers(torch.autograd.Function):
+    """A function of labelled tensors that computes as on the CPU, its gradient as well."""
+
+    @staticmethod
+    def forward(ctx: Any, func: Any, structure: Any, *leaves: Any) -> Any:
+        ctx.place = next(leaf.place for leaf in leaves if isinstance(leaf, Labelled))
+        ctx.own = [
+            leaf.numbers.detach().requires_grad_(leaf.requires_grad) if isinstance(leaf, Labelled) else leaf
+            for leaf in leaves
+        ]
+        with torch.enable_grad():
+            ctx.found = func(*tree_unflatten(ctx.own, structure))
+        return tuple(Labelled(each.detach(), ctx.place) for each in ctx.found)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        wanted = [leaf for leaf in ctx.own if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+        made = iter(torch.autograd.grad(ctx.found, wanted, [grad.numbers for grad in grads]))
+        learns = [isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in ctx.own]
+        return None, None, *(Labelled(next(made), ctx.place) if yes else None for yes in learns)
+
+
+def _attention(func: Any, args: Any, kwargs: Any) -> Any:
+    """Attention by the kernel that PyTorch chooses on the CPU; on a device that it does not know, it takes another."""
+    own = tree_map_only(Labelled, lambda tensor: tensor.numbers.detach(), (args, kwargs))
+    if SDPBackend(torch._fused_sdp_choice(*own[0], **own[1])) != SDPBackend.FLASH_ATTENTION:
+        return func(*args, **kwargs)
+    return aten._scaled_dot_product_flash_attention_for_cpu(*args, **kwargs)[0]
+
+
 def _names_another(args: Any, kwargs: Any) -> bool:
     """Whether the arguments of `to` name another make-believe device than that of the tensor."""
     named = [each for each in (*args[1:], kwargs.get("device")) if isinstance(each, (str, torch.device))]
@@ -213,6 +266,11 @@ class Made(TorchFunctionMode):
             return func(args[0], args[1].device, args[1].dtype, **kwargs)
         if func is torch.Tensor.to and isinstance(args[0], Labelled) and _names_another(args, kwargs):
             return func(args[0].cpu(), *args[1:], **kwargs)  # PyTorch would think that it is there already
+        if func is torch.nn.functional.scaled_dot_product_attention and isinstance(args[0], Labelled):
+            return _attention(func, args, kwargs)
+        if func is torch.lstm and isinstance(args[0], Labelled):  # elsewhere PyTorch wants a fused kernel
+            leaves, structure = tree_flatten(args)
+            return tuple(OnNumbers.apply(func, structure, *leaves))
         if func is torch.Tensor.tolist:
             return args[0].cpu().tolist() if isinstance(args[0], Labelled) else func(*args)
         if func in (torch.tensor, torch.as_tensor) and kwargs.get("device") is not None:
@@ -228,6 +286,7 @@ class Made(TorchFunctionMode):
 class Pretended(Kind):
     """What the package knows about these devices."""
 
+    precisions = ("float32",)
     used = False
     room: tuple[int, int] | None = None
 

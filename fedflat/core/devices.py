@@ -26,6 +26,8 @@ class Kind:
 
     precisions: tuple[str, ...] = ("float32", "bfloat16")
     dtypes: tuple[str, ...] = ("float32", "float64")
+    compiles: tuple[str, ...] = ("none",)
+    """Modes of `torch.compile`, and "none"."""
     workers_per_device: int | None = 1
     """Worker processes per device unless the experiment says; None: one per core."""
     widest = 64
@@ -72,12 +74,14 @@ class Host(Kind):
     """The CPU."""
 
     workers_per_device = None
+    compiles = ("none", "default")
 
 
 class Cuda(Kind):
     """NVIDIA's GPUs, and AMD's, which PyTorch calls the same."""
 
     precisions = ("float32", "bfloat16", "tf32")
+    compiles = ("none", "default", "reduce-overhead")
     widest = 512  # small batches are bound by kernel launches
 
     def count(self) -> int:
@@ -251,10 +255,15 @@ def _device(kind: str, index: int) -> torch.device:
     return torch.device(kind, index) if kind != "cpu" else CPU
 
 
-def check(devices: Sequence[torch.device], *, precision: str, dtype: str) -> None:
-    """Refuse a precision or a type that the devices do not have."""
+def check(devices: Sequence[torch.device], *, precision: str, dtype: str, compile: str = "none") -> None:
+    """Refuse a precision, a type or a way to compile that the devices do not have."""
     kind, name = kind_of(devices[0]), devices[0].type
-    for field, value, known in (("precision", precision, kind.precisions), ("dtype", dtype, kind.dtypes)):
+    asked = (
+        ("precision", precision, kind.precisions),
+        ("dtype", dtype, kind.dtypes),
+        ("compile", compile, kind.compiles),
+    )
+    for field, value, known in asked:
         if value not in known:
             raise InputError(f"device={name!r} has no {field}={value!r}; it has: {', '.join(known)}")
 

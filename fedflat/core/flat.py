@@ -101,6 +101,7 @@ class FlatModel:
             self.submodule(name)
         self.captured: Tensor | None = None
         self._precision = precision
+        self._network: Callable[[Any], Any] = self.module
         # float64 has no channels-last kernels.
         self._channels_last = dtype != torch.float64 and _gains_from_channels_last(self.module)
 
@@ -146,7 +147,11 @@ class FlatModel:
         return output.float() if isinstance(output, Tensor) else output
 
     def _forward(self, x: Any) -> Any:
-        return self.module(x)
+        return self._network(x)
+
+    def compute_by(self, network: Callable[[Any], Any]) -> None:
+        """Use another form of `module` for forward passes from now on, such as a compiled one."""
+        self._network = network
 
     def _suited(self, x: Any) -> Any:
         if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != self.theta.dtype:

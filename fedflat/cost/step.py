@@ -54,7 +54,8 @@ class Cost:
 def cost_of(experiment: Experiment, shape: tuple[int, ...], classes: int) -> Cost:
     """The cost of an experiment's method with its model and batch size, for inputs of this shape."""
     small: dict[str, Any] = {"batch_size": BATCH, "local_steps": 1, "rounds": 1000, "evaluate_every": 0}
-    small |= {"microbatch": None, "backend": "serial", "device": "cpu"}  # counts do not depend on the device
+    # Counts do not depend on these.
+    small |= {"microbatch": None, "backend": "serial", "device": "cpu", "compile": "none"}
     data = synthetic(shape, classes, clients=1, samples=BATCH)
     setup = make_setup(experiment.replace(**small), federation=data)
     model, probe = setup.model, Probe(setup)

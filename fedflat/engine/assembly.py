@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedflat import specs
 from fedflat.core import streams
-from fedflat.core.compiled import uncompiled
+from fedflat.core.compiled import check_compiler, uncompiled
 from fedflat.core.devices import CPU, resolve
 from fedflat.core.devices import check as check_device
 from fedflat.core.flat import FlatModel, Names
@@ -86,7 +86,9 @@ def make_setup(
         model = copy.deepcopy(model).to(CPU)  # workers, which have devices, make their own copies
     setup = assemble(e, federation, model, loss)
     setup.method, setup.sampled, setup.devices = Method([*setup.method.parts, *looking]), sampled, resolve(e.device)
-    check_device(setup.devices, precision=e.precision, dtype=e.dtype)
+    check_device(setup.devices, precision=e.precision, dtype=e.dtype, compile=e.compile)
+    if e.compile != "none":
+        _check_compile(setup)
     if INTERFERENCE in watch:
         if not federation.has_client_tests:
             raise InputError(f"{INTERFERENCE} needs clients with test data of their own, and there are none")
@@ -102,6 +104,16 @@ def make_setup(
     if e.weighting == "samples" and setup.method.uniform:
         log.warning("%s needs unweighted means over clients; weighting='samples' breaks its formulas", setup.method)
     return setup
+
+
+def _check_compile(setup: Setup) -> None:
+    """Refuse to compile a network that a part looks into, or for which there is no compiler."""
+    mode, device = setup.experiment.compile, setup.devices[0]
+    for part in (*setup.method.filling("around_forward"), *setup.method.filling("further_losses")):
+        raise InputError(f"{part.name} looks into the network, which compile={mode!r} closes: use compile='none'")
+    check_compiler(device.type, mode)
+    if device != CPU:
+        log.warning("compile=%r was not measured on a GPU by us: please tell what make gpu-check prints", mode)
 
 
 def _check_kinds(federation: Any, model: Any, loss: Any) -> None:

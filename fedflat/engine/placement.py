@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
+from fedflat.core.compiled import compiled
 from fedflat.core.devices import accelerated, kind_of
 from fedflat.core.forked import gradients_survive
 from fedflat.core.processes import available_cores
@@ -18,7 +19,11 @@ def placed(setup: Setup, device: torch.device) -> Setup:
     """The setup on a device, in the process that computes there."""
     kind_of(device).prepare(device, setup.experiment.precision)
     with explaining_memory(setup, "the data and the model"):
-        return setup.on(device)
+        here = setup.on(device)
+    if setup.experiment.compile != "none":
+        # In the process that computes: a compiled network cannot be forked.
+        here.model.compute_by(compiled(here.model.module, setup.experiment.compile))
+    return here
 
 
 def processes(setup: Setup) -> int:

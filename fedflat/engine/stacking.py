@@ -80,6 +80,8 @@ def _examined(setup: Setup) -> tuple[str | None, bool]:
         return f"precision={setup.experiment.precision!r}", False
     if setup.experiment.microbatch is not None:
         return f"microbatch={setup.experiment.microbatch}", False
+    if setup.experiment.compile != "none":
+        return f"compile={setup.experiment.compile!r}", False
     samples, before = setup.federation.samples(0), streams.global_states()
     positions = torch.arange(2) % len(samples)
     x, y = samples.batch(positions)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fedflat.core.devices import resolve
 from fedflat.data import Federation
 from fedflat.errors import InputError
 from fedflat.experiment import Experiment
@@ -167,7 +168,8 @@ def write_project(
     summary: dict[str, Any] = {"clients": experiment.clients, "host": hosts[0], "port": PORT, "days": DAYS}
     # A core and, on GPUs, a part of one for each client that trains: as many side by side as `workers` says.
     share = f" client-resources-num-gpus={1 / (experiment.workers or 1):g}"
-    summary["gpus"] = share if experiment.device.startswith("cuda") else ""
+    device = str(resolve("auto")[0]) if experiment.device == "auto" else experiment.device  # it need not be here
+    summary["gpus"] = share if device.startswith("cuda") else ""
     summary["authority"] = keys.resolve() / "ca.pem"
     numbers = "0" if experiment.clients == 1 else f"$(seq 0 {experiment.clients - 1})"
     texts = {

@@ -110,7 +110,9 @@ class GradAug(Part):
     def scores(self, model: FlatModel, x: Tensor, width: float, size: int) -> Tensor:
         """z_i: class scores at a width, of images resized to a resolution."""
         if x.shape[2:] != (size, size):
-            x = F.interpolate(x, (size, size), mode="bilinear", align_corners=True)
+            # The operation that `F.interpolate` calls. Asked for deterministic algorithms on a device, it would take
+            # another one, whose gradient is deterministic; images need none.
+            x = torch.ops.aten.upsample_bilinear2d(x, [size, size], True)
         with slimmed(model.module, width, self.divisor, whole=[model.require_head(self.name)]):
             scores: Tensor = model(x)
         model.take_features()  # other parts must not see the features of a sub-network

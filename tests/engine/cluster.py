@@ -21,14 +21,14 @@ HEALTH = {  # a node that is killed is known to be dead within seconds
 
 
 @contextlib.contextmanager
-def running(nodes: int, cpus: int = 1) -> Iterator[Any]:
-    """A cluster of so many nodes with so many CPUs each."""
+def running(nodes: int, cpus: int = 1, gpus: int = 0) -> Iterator[Any]:
+    """A cluster of so many nodes with so many CPUs each, and as many GPUs as Ray is to believe in."""
     from ray._common.utils import get_default_ray_temp_dir
     from ray.cluster_utils import Cluster
 
     Path(get_default_ray_temp_dir()).mkdir(parents=True, exist_ok=True)  # Ray notes the address of a cluster there
     folder = tempfile.mkdtemp(prefix="ray-")  # sockets need short names
-    common = {"num_cpus": cpus, "include_dashboard": False, "temp_dir": folder}
+    common = {"num_cpus": cpus, "num_gpus": gpus, "include_dashboard": False, "temp_dir": folder}
     cluster = Cluster(initialize_head=True, head_node_args=common | {"_system_config": HEALTH})
     try:
         for _ in range(nodes - 1):

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from pathlib import Path
 
 import pytest
+import torch
 from helpers import assert_same_run, network, plain, restless, world
 from make_believe import HERE, KIND, on_make_believe
 from parts.conformance.harness import StopAfter
 
 import fedflat
 from fedflat import InputError
-from fedflat.core.devices import present, resolve
+from fedflat.core.devices import KINDS, prepared, present, resolve
 from fedflat.errors import CheckpointError, RunError
 
 SETTINGS = {"method": "scaffold+diary", "rounds": 2, "momentum": 0.9, "weight_decay": 0.01, "clip": 0.5}
@@ -116,6 +118,46 @@ def test_trials_of_stacks_leave_this_process_able_to_fork() -> None:
     assert not KIND.used
     expected = fedflat.run(here.replace(device="cpu"), federation=world((8, 8, 8, 8)), model=network())
     assert_same_run(there, expected, 4)
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32"])
+def test_cuda_is_prepared_for_the_same_bits_and_for_tf32_only_if_asked(
+    precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The switches that PyTorch reads; without a GPU they can be set, but not be seen to work."""
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    before = switches()
+    with prepared(torch.device("cuda:0")):
+        KINDS["cuda"].prepare(torch.device("cuda:0"), precision)
+        tf32 = precision == "tf32"
+        assert switches() == {"strict": True, "warns": True, "benchmark": False, "products": tf32, "convolutions": tf32}
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert switches() == before  # an analysis leaves the user's process as it was
+
+
+def switches() -> dict[str, bool]:
+    return {
+        "strict": torch.are_deterministic_algorithms_enabled(),
+        "warns": torch.is_deterministic_algorithms_warn_only_enabled(),
+        "benchmark": torch.backends.cudnn.benchmark,
+        "products": torch.backends.cuda.matmul.allow_tf32,
+        "convolutions": torch.backends.cudnn.allow_tf32,
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"precision": "tf32"}, "device='cpu' has no precision='tf32'; it has: float32, bfloat16"),
+        ({"precision": "float16"}, "use 'bfloat16'"),
+        ({"precision": "tf32", "dtype": "float64"}, "leave precision at 'float32'"),
+    ],
+)
+def test_a_precision_that_a_device_does_not_have_is_refused(settings: dict[str, str], told: str) -> None:
+    with pytest.raises(InputError) as refused:
+        fedflat.run(plain(**({"dtype": "float32", "device": "cpu"} | settings)), federation=world(), model=network())
+    assert told in str(refused.value)
 
 
 @pytest.mark.parametrize("device", ["cuda", "mps"])

@@ -9,6 +9,7 @@ import socket
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,13 +29,55 @@ from fedflat.errors import ClientError, InputError, RunError
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'fedflat[ray]'")
 
 from fedflat.core.flat import FlatModel  # noqa: E402
-from fedflat.engine.backends.ray.backend import cut  # noqa: E402
+from fedflat.engine.backends.ray.backend import cut, resources  # noqa: E402
 from fedflat.engine.backends.ray.serialization import pack, unpack  # noqa: E402
 from fedflat.engine.setup import Job  # noqa: E402
 
 from .cluster import running  # noqa: E402
 
 SIZES = (6, 10, 14, 8, 12, 18, 4)
+
+
+# ---- GPUs, which Ray believes in when it is told their number ----
+
+
+@pytest.mark.parametrize(
+    ("workers", "cpus", "gpus", "count", "asked"),
+    [
+        (None, 8, None, 8, {"num_cpus": 1}),
+        (3, 8, None, 3, {"num_cpus": 1}),
+        (None, 8, 2.0, 2, {"num_cpus": 1, "num_gpus": 1}),
+        (2, 8, 2.0, 2, {"num_cpus": 1, "num_gpus": 1}),
+        (3, 8, 2.0, 3, {"num_cpus": 1, "num_gpus": 0.5}),
+        (8, 2, 2.0, 8, {"num_cpus": 0.25, "num_gpus": 0.25}),
+    ],
+)
+def test_workers_ask_for_such_a_share_of_a_gpu_that_all_fit(
+    workers: int | None, cpus: int, gpus: float | None, count: int, asked: dict[str, float]
+) -> None:
+    assert resources(workers, cpus, gpus) == (count, asked)
+
+
+def test_a_cluster_without_gpus_is_refused_for_clients_on_gpus() -> None:
+    with pytest.raises(InputError, match="the Ray cluster has no GPU"):
+        resources(2, 4, 0.0)
+
+
+def test_five_workers_fit_on_two_gpus_and_two_cpus_and_each_sees_one_gpu() -> None:
+    class Sight:  # inside, so that Ray sends it to workers that cannot import the tests
+        def gpus(self) -> list[str]:
+            return os.environ["CUDA_VISIBLE_DEVICES"].split(",")
+
+    count, asked = resources(5, 2, 2.0)
+    with running(nodes=1, cpus=2, gpus=2) as cluster:
+        ray.init(cluster.address, log_to_driver=False)
+        try:
+            actors = [ray.remote(Sight).options(**asked).remote() for _ in range(count)]
+            seen = ray.get([actor.gpus.remote() for actor in actors], timeout=120)
+        finally:
+            ray.shutdown()
+    assert sorted(map(len, seen)) == [1] * 5
+    assert sorted(Counter(gpu for (gpu,) in seen).values()) == [2, 3]
 
 
 @pytest.fixture(scope="module")

@@ -364,6 +364,15 @@ def test_an_app_bundle_of_a_project_holds_no_keys_and_has_nothing_installed(tmp_
     assert not config["project"]["dependencies"]  # Flower would install them from an index that need not have them
 
 
+@pytest.mark.parametrize(("workers", "share"), [(None, "1"), (4, "0.25")])
+def test_a_project_for_gpus_asks_for_the_share_of_one_that_each_client_needs(
+    tmp_path: Path, workers: int | None, share: str
+) -> None:
+    for device, asked in (("cuda", f"client-resources-num-gpus={share}'"), ("cpu", "client-resources-num-cpus=1'")):
+        write_project(tmp_path / device, trial(device=device, workers=workers))
+        assert asked in (tmp_path / device / "README.md").read_text()
+
+
 def test_flowers_own_simulation(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="Flower simulates with Ray: pip install 'flwr[simulation]'")
     experiment, held = trial("ditto", rounds=2), federation()

@@ -35,6 +35,25 @@ from fedflat.errors import InputError, RunError
 LOOK = 16  # jobs per worker that are read before the first is sent
 
 
+def resources(workers: int | None, cpus: int, gpus: float | None) -> tuple[int, dict[str, float]]:
+    """The number of workers and what each of them asks of the cluster.
+
+    A worker on a GPU asks for a whole one, or for such a fraction that all workers fit: never for parts of several. Its
+    share of a CPU is smaller where the cluster has fewer CPUs than workers.
+
+    Args:
+        workers: The number that the experiment wants; None: one per CPU, or one per GPU.
+        cpus: CPUs of the cluster.
+        gpus: GPUs of the cluster; None if clients train on CPUs.
+    """
+    if gpus is None:
+        return workers or cpus, {"num_cpus": 1}
+    if gpus < 1:
+        raise InputError("the Ray cluster has no GPU: start nodes with `ray start --num-gpus`, or set device='cpu'")
+    count = workers or int(gpus)
+    return count, {"num_cpus": 1 / math.ceil(count / cpus), "num_gpus": 1 / math.ceil(count / int(gpus))}
+
+
 class Ray:
     """Workers on the nodes of a cluster: `Experiment.workers`, or one per CPU of the cluster.
 
@@ -50,23 +69,13 @@ class Ray:
         try:
             self._packed = _put(replace(setup, federation=None), "model, method or loss")  # type: ignore[arg-type]
             self._data = _put(setup.federation, "data")
-            count = setup.experiment.workers or self._session.cpus
-            options: dict[str, Any] = {"num_cpus": 1, "scheduling_strategy": "SPREAD"}
-            if setup.devices[0] != CPU:
-                options["num_gpus"] = self._share_of_gpus(setup.experiment.workers)
-                count = setup.experiment.workers or int(self._session.gpus)
-            self._actors = ray.remote(Actor).options(**options)
+            on_gpus, cpus, gpus = setup.devices[0] != CPU, self._session.cpus, self._session.gpus
+            count, wanted = resources(setup.experiment.workers, cpus, gpus if on_gpus else None)
+            self._actors = ray.remote(Actor).options(**wanted, scheduling_strategy="SPREAD")
             self._scheduler = Scheduler(count, self._start, wait_for, patience=PATIENCE)
         except BaseException:
             self._session.close()
             raise
-
-    def _share_of_gpus(self, workers: int | None) -> float:
-        """GPUs per worker: one, or such a fraction that all workers fit; a worker never has several."""
-        gpus = self._session.gpus
-        if not gpus:
-            raise InputError("the Ray cluster has no GPU: start nodes with `ray start --num-gpus`, or set device='cpu'")
-        return 1.0 if not workers or workers <= gpus else 1 / math.ceil(workers / gpus)
 
     def _start(self, place: int) -> RayWorker:
         actor, path = self._actors.remote(), [str(Path(entry).absolute()) for entry in sys.path]
