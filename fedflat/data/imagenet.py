@@ -21,7 +21,7 @@ SEED, EVERY, CLASSES, IMAGES = 1993, 1000, 200, 500
 
 
 def drawn_classes() -> list[str]:
-    """The 200 classes of paper 001, in the order in which they were drawn from the 1000."""
+    """The 200 classes of FedAlign's paper, in the order in which they were drawn from the 1000."""
     return resources.files("fedflat.data").joinpath("imagenet200.txt").read_text().split()
 
 
