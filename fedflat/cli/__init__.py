@@ -12,6 +12,7 @@ import logging
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from fedflat.cli.parser import Parser, add_common
@@ -129,8 +130,19 @@ def describe(error: BaseException) -> tuple[int, str]:
     if isinstance(error, OSError):
         return 1, f"error: {error}"
     if isinstance(error, MemoryError) or ("alloc" in text and "memory" in text):  # NumPy and PyTorch say how much
-        return 1, f"error: there is not enough memory: {text or 'Python asked for more than there is'}"
+        return 1, f"error: there is not enough memory{_asker(error)}: {text or 'Python wanted more than there is'}"
     return 1, f"error: unexpected {type(error).__name__}: {text} (a bug in fedflat? --debug shows the traceback)"
+
+
+def _asker(error: BaseException) -> str:
+    """Which function of the package wanted what it did not get."""
+    home = Path(__file__).resolve().parents[1]
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if Path(frame.filename).resolve().is_relative_to(home)]
+    if not own:
+        return ""
+    module = Path(own[-1].filename).resolve().relative_to(home.parent).with_suffix("")
+    return f" for {own[-1].name}() in {'.'.join(module.parts)}"
 
 
 class _Lines(logging.Handler):

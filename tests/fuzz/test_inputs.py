@@ -199,4 +199,5 @@ def test_a_user_that_does_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_model_that_does_not_fit_into_memory_says_how_much_it_wanted() -> None:
     status, said = command("run", "--data", "digits", "--model", "mlp(hidden=(10000000000,))", "--clients", "2")
     assert status in (1, 2) and "unexpected" not in said and "Traceback" not in said
+    assert "fedflat.models" in said and "bytes" in said
     assert issubclass(DataError, InputError)
