@@ -12,10 +12,8 @@ from fedflat.core import streams
 from fedflat.core.flat import FlatModel
 from fedflat.models import MODELS, build_model
 
-SMALL = [name for name in MODELS if not name.startswith("wrn")]  # the wide networks have no other layers
 
-
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", MODELS)
 @on_make_believe
 def test_gradients_on_a_device_have_the_bits_of_the_cpu_and_are_deterministic(name: str) -> None:
     device, generator = torch.device("gpu:0"), torch.Generator().manual_seed(0)
