@@ -59,6 +59,7 @@ def test_methods_are_searched_alike_ranked_and_failures_are_rows(capsys: pytest.
     assert rows["fedprox"]["chosen"] == "fedprox(mu=0.0)" and rows["fedprox"]["accuracy"] == rows["fedavg"]["accuracy"]
     assert rows["fedavg"]["seeds"] == 3 and rows["fedavg"]["rounds_to"] <= 4 and rows["fedavg"]["time"] == 1
     assert rows["fedavg"]["floats"] == 4 * 3 * 2 * 650 and rows["fedavg"]["lambda_max"] > 0
+    assert rows["fedavg"]["ratio5"] >= 1  # λ₁/λ₅, from the largest down
     assert found["ranks"]["fedavg"] == found["ranks"]["fedprox"]  # ties share their mean rank
     page = Path("board/leaderboard.html").read_text()
     assert "Toy &lt;board&gt;" in page and "Toy <board>" not in page and page.count("<tr class") == 4

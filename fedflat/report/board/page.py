@@ -14,13 +14,13 @@ from fedflat.words import MISSING, amount
 
 HEADS = (
     *("setting", "method", "with", "lr", "seeds", "accuracy", "against FedAvg", "rounds to FedAvg’s best"),
-    *("lowest 5 %", "λ max", "trace", "floats sent", "time ÷ FedAvg", "note"),
+    *("lowest 5 %", "λ max", "λ₁/λ₅", "trace", "floats sent", "time ÷ FedAvg", "note"),
 )
 ABOUT = (
     "Every method had the same search: three learning rates, then three values of its main hyper-parameter, on one "
     "seed and on training samples that are used for nothing else. Accuracy: mean over the last tenth of the rounds and "
     "over the seeds, ± the deviation between them. p: paired t-test over the seeds against FedAvg, of each method "
-    "by itself; among many methods some are below 0.05 by chance. λ max and trace: of the first seed’s model."
+    "by itself; among many methods some are below 0.05 by chance. λ max, λ₁/λ₅ and trace: of the first seed’s model."
 )
 
 
@@ -41,6 +41,7 @@ def cells(row: Row) -> list[tuple[str, float | str]]:
         _number(row["rounds_to"], ".0f", "not in every seed" if row["accuracy"] is not None else MISSING),
         _number(None if row["low5"] is None else 100 * row["low5"], ".2f"),
         _number(row["lambda_max"], ".4g"),
+        _number(row["ratio5"], ".3g"),
         _number(row["trace"], ".4g"),
         (MISSING if row["floats"] is None else amount(row["floats"]), row["floats"] or 0.0),
         _number(row["time"], ".2f"),

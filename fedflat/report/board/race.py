@@ -21,20 +21,24 @@ Say = Callable[[str], None]
 
 
 def race(plan: Plan, methods: Sequence[str], out: Path, root: str | None, say: Say) -> list[Entry]:
-    """Search and run all methods in all settings; one entry for each."""
-    entries = [Entry(setting, method) for setting in plan.settings for method in methods]
-    search, checker = out / "search", Checker(root)
-    say("search 1 of 2: learning rates")
-    _try(entries, _rates(plan), search, checker, root)
-    say("search 2 of 2: main hyper-parameters")
-    _try(entries, _strengths(plan), search, checker, root)
-    say(f"runs on {plan.seeds} seeds")
+    """Search and run all methods, one setting after another; one entry for each method and setting."""
+    checker = Checker(root)
+    return [entry for setting in plan.settings for entry in _race_in(setting, plan, methods, out, checker, say)]
+
+
+def _race_in(setting: str, plan: Plan, methods: Sequence[str], out: Path, checker: Checker, say: Say) -> list[Entry]:
+    entries, search, root = [Entry(setting, method) for method in methods], out / "search", checker.root
+    say(f"{setting}: search 1 of 2, learning rates")
+    _try(entries, _rates(plan), search, checker)
+    say(f"{setting}: search 2 of 2, main hyper-parameters")
+    _try(entries, _strengths(plan), search, checker)
+    say(f"{setting}: runs on {plan.seeds} seeds")
     alive = [entry for entry in entries if entry.chosen and _fits(plan, entry, checker)]
     members = {id(entry): series(_finals(plan, entry), out) for entry in alive}
     _run([member for group in members.values() for member in group], root)
     for entry in alive:
         _collect(entry, members[id(entry)])
-    say("curvature of the first seed")
+    say(f"{setting}: curvature of the first seed")
     for entry in entries:
         _analyse(entry, plan, root)
     return entries
@@ -44,11 +48,11 @@ class Checker:
     """Says why an experiment cannot be run, before anything is run; data that experiments share are loaded once."""
 
     def __init__(self, root: str | None) -> None:
-        self._root, self._federations = root, dict[tuple[object, ...], Federation]()
+        self.root, self._federations = root, dict[tuple[object, ...], Federation]()
 
     def refusal(self, e: Experiment) -> str:
         """The error that `fedflat.run` would raise; empty if there is none."""
-        source = (e.data, e.partition, e.clients, e.seed, self._root, e.augment, e.local_holdout)
+        source = (e.data, e.partition, e.clients, e.seed, self.root, e.augment, e.local_holdout)
         if source not in self._federations:
             self._federations[source] = load_federation(*source)
         try:
@@ -80,7 +84,7 @@ def _strengths(plan: Plan) -> Choices:
     return choices
 
 
-def _try(entries: Iterable[Entry], choices: Choices, out: Path, checker: Checker, root: str | None) -> None:
+def _try(entries: Iterable[Entry], choices: Choices, out: Path, checker: Checker) -> None:
     """Run what an entry may choose from, and let it choose the best on the validation samples."""
     alive = [entry for entry in entries if not entry.failure]
     members: dict[int, list[Member]] = {}
@@ -90,7 +94,7 @@ def _try(entries: Iterable[Entry], choices: Choices, out: Path, checker: Checker
         members[id(entry)] = series([e for e in wanted if not refusals[e]], out)
         if entry.chosen is None and all(refusals.values()):
             entry.failure = next(iter(refusals.values()))
-    _run([member for group in members.values() for member in group], root)
+    _run([member for group in members.values() for member in group], checker.root)
     for entry in alive:
         best = max(entry.searched.values(), default=-1.0)
         for member in members[id(entry)]:

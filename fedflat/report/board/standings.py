@@ -43,6 +43,7 @@ def _row(entry: Entry, baseline: Entry | None) -> Row:
         "rounds_to": _mean(entry.records, lambda record: _reaches(record, baseline)),
         "low5": _mean(entry.records, lambda record: record.last("clients_low5")),
         "lambda_max": entry.curvature.get("λ max"),
+        "ratio5": entry.curvature.get("λ1/λ5"),
         "trace": entry.curvature.get("trace"),
         "floats": _mean(entry.records, _floats),
         "time": time / usual if time and usual else None,
