@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,8 @@ from fedflat.errors import InputError
 from fedflat.report.board.plan import load_plan
 from fedflat.report.board.standings import cliques, critical_difference, studentized_range
 
-BOARD = Path(__file__).parents[2] / "benchmarks" / "leaderboard.toml"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+BOARD = BENCHMARKS / "leaderboard.toml"
 TINY = """
 title = "Toy <board>"
 seeds = 3
@@ -70,6 +73,19 @@ def test_methods_are_searched_alike_ranked_and_failures_are_rows(capsys: pytest.
     capsys.readouterr()
     assert main(words) == 1
     assert made == {path: path.stat().st_mtime_ns for path in made}
+
+
+def test_a_board_goes_on_from_the_records_of_another_machine() -> None:
+    words = ["leaderboard", "tiny.toml", "--only", "fedprox"]
+    assert main([*words, "--out", "there"]) == 0
+    for arguments in (["pack", "there", "runs.tar.xz"], ["unpack", "runs.tar.xz", "here"]):
+        subprocess.run([sys.executable, BENCHMARKS / "records.py", *arguments], check=True)
+    assert not list(Path("here").rglob("*.safetensors"))
+    brought = {path: path.stat().st_mtime_ns for path in Path("here").rglob("checkpoint.json")}
+    assert main([*words, "--out", "here"]) == 0
+    assert brought == {path: path.stat().st_mtime_ns for path in Path("here").rglob("checkpoint.json")}  # none again
+    one, other = (json.loads(Path(folder, "leaderboard.json").read_text()) for folder in ("there", "here"))
+    assert one == other
 
 
 def test_the_board_of_the_source_ranks_every_method_with_a_common_model() -> None:
