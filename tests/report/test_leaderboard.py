@@ -12,8 +12,9 @@ import pytest
 from fedflat.cli import main
 from fedflat.core.registry import known_parts
 from fedflat.errors import InputError
+from fedflat.report.board.page import rank_lines
 from fedflat.report.board.plan import load_plan
-from fedflat.report.board.standings import cliques, critical_difference, studentized_range
+from fedflat.report.board.standings import Ranking, cliques, critical_difference, studentized_range
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 BOARD = BENCHMARKS / "leaderboard.toml"
@@ -134,3 +135,10 @@ def test_quantiles_of_the_range_are_those_of_the_tables(count: int, quantile: fl
 def test_the_critical_difference_is_that_of_demsars_example() -> None:
     assert critical_difference(4, 14) == pytest.approx(2.569 * (4 * 5 / (6 * 14)) ** 0.5, abs=1e-3)
     assert cliques([1.0, 1.5, 3.0, 3.2], 1.6) == [(0, 1), (1, 2), (2, 3)]
+
+
+def test_what_the_ranks_tell_apart_is_said_about_the_best_and_about_fedavg() -> None:
+    ranks = {"fedacg": 1.0, "scaffold": 1.8, "fedavg": 3.2, "fedprox": 4.0, "fedadam": 6.0}
+    lines = rank_lines(Ranking(ranks, 9, 2.0, cliques(list(ranks.values()), 2.0), []))
+    assert "Not told apart from the best, fedacg: scaffold." in lines
+    assert "Told apart from fedavg: better, fedacg; worse, fedadam." in lines

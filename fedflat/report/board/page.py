@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
+from fedflat.report.board.entry import BASELINE
 from fedflat.report.board.standings import Ranking, Row
 from fedflat.report.tabular import markdown
 from fedflat.runs.files import write_atomically
@@ -65,11 +66,19 @@ def rank_lines(ranking: Ranking) -> list[str]:
         f"Methods whose mean ranks differ by less than {ranking.difference:.2f} (Nemenyi’s critical difference at 5 %) "
         "are not told apart. Blocks of one setting share their data, so the true difference is rather larger.",
     ]
-    for first, last in ranking.groups:
-        lines.append(f"Not told apart: {', '.join(names[first : last + 1])}.")
+    lines += [f"Not told apart from the best, {names[0]}: {_listed(ranking.near(names[0]))}."]
+    if BASELINE in names:
+        apart = [name for name in names if name != BASELINE and name not in ranking.near(BASELINE)]
+        better = [name for name in apart if ranking.ranks[name] < ranking.ranks[BASELINE]]
+        worse = [name for name in apart if name not in better]
+        lines += [f"Told apart from {BASELINE}: better, {_listed(better)}; worse, {_listed(worse)}."]
     if ranking.left_out:
         lines.append(f"Not ranked, as results are missing: {', '.join(ranking.left_out)}.")
     return lines
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names) or "none"
 
 
 def write_board(title: str, rows: Sequence[Row], ranking: Ranking, out: Path) -> list[Path]:
@@ -112,10 +121,10 @@ STYLE = """
 :root{color-scheme:light dark}
 body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:96rem;padding:0 1rem}
 .wide{overflow-x:auto}table{border-collapse:collapse;white-space:nowrap}
-th,td{padding:.3rem .7rem;text-align:right;border-bottom:1px solid #8884}
-th{cursor:pointer;position:sticky;top:0;background:Canvas}
+th,td{padding:.3rem .5rem;text-align:right;border-bottom:1px solid #8884}
+th{cursor:pointer;position:sticky;top:0;background:Canvas;white-space:normal;vertical-align:bottom}
 td:nth-child(-n+3),th:nth-child(-n+3),td:last-child,th:last-child{text-align:left}
-td:last-child{white-space:normal;min-width:14rem}
+td:last-child{white-space:normal;min-width:10rem}
 th[aria-sort=ascending]::after{content:" ▲"}th[aria-sort=descending]::after{content:" ▼"}
 tr.failed{opacity:.6}.filters{display:flex;gap:1rem;flex-wrap:wrap;margin:1rem 0}
 """

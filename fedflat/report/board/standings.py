@@ -99,6 +99,11 @@ class Ranking:
     groups: Sequence[tuple[int, int]]
     left_out: Sequence[str]
 
+    def near(self, method: str) -> list[str]:
+        """The other methods that are not told apart from one, best first."""
+        own = self.ranks[method]
+        return [name for name, rank in self.ranks.items() if name != method and abs(rank - own) < self.difference]
+
 
 def ranking(entries: Sequence[Entry]) -> Ranking:
     """Rank the methods that have a result for every setting and seed."""
