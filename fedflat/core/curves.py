@@ -39,3 +39,39 @@ def is_share(metric: str) -> bool:
     (True, True, False)
     """
     return metric.endswith(SHARES) or "iou" in metric.split("_")
+
+
+WRITTEN = {
+    "top5": "top-5 accuracy",
+    "macro_f1": "macro F1",
+    "auc": "AUC",
+    "ece": "ECE",
+    "miou": "mIoU",
+    "iou": "IoU",
+    "rmse": "RMSE",
+    "mae": "MAE",
+    "r2": "R²",
+}
+"""How people write the metrics whose names are not plain words."""
+
+
+def written(metric: str) -> str:
+    """A metric as tables and titles write it, on whichever test set.
+
+    >>> written("miou"), written("unseen_macro_f1"), written("balanced_accuracy")
+    ('mIoU', 'unseen macro F1', 'balanced accuracy')
+    """
+    key = next((name for name in WRITTEN if f"_{metric}".endswith(f"_{name}")), "")
+    if not key or metric.startswith(("clients_", "personal_")):  # whose top5 are the best 5 % of the clients
+        return metric.replace("_", " ")
+    return metric.removesuffix(key).replace("_", " ") + WRITTEN[key]
+
+
+def titled(text: str) -> str:
+    """Text with a capital letter in front, unless its first word has its own spelling.
+
+    >>> titled("macro F1"), titled("mIoU")
+    ('Macro F1', 'mIoU')
+    """
+    first = text.split(" ")[0]
+    return text[:1].upper() + text[1:] if first == first.lower() else text

@@ -21,11 +21,13 @@ class JointPreprocess(Preprocess):
 
     The probability `flip` counts for both. scales: an image is enlarged by a factor drawn between these two and cropped
     at a random place; where it becomes smaller than the crop, the border is black and its labels are ignored.
-    jitter: brightness, contrast and saturation change by factors between 1 − jitter and 1 + jitter.
+    jitter: brightness, contrast and saturation change by factors between 1 − jitter and 1 + jitter. times: how many
+    times as high and as wide as the crop the images are.
     """
 
     scales: tuple[float, float] = (1.0, 1.0)
     jitter: float = 0.0
+    times: int = 1
 
     def __call__(self, x: Tensor, stream: Stream | None, dtype: torch.dtype = torch.float32) -> Tensor:
         """Model inputs; what is drawn was drawn by `pair`."""
@@ -35,7 +37,7 @@ class JointPreprocess(Preprocess):
         """Images as bytes and their labels, both changed."""
         count = len(x)
         mirrored = stream.uniform(count) < self.flip if self.flip else torch.zeros(count, dtype=torch.bool)
-        if self.scales == (1.0, 1.0):
+        if self.scales == (1.0, 1.0) and self.times == 1:
             places = mirrored.nonzero().view(-1)
             x, y = x.clone(), y.clone()
             x[places] = x[places].flip(-1)
@@ -47,14 +49,15 @@ class JointPreprocess(Preprocess):
 
     def _cropped(self, x: Tensor, y: Tensor, mirrored: Tensor, stream: Stream) -> tuple[Tensor, Tensor]:
         low, high = self.scales
-        window = 1 / (low + (high - low) * stream.uniform(len(x)))  # side of the crop as a share of the image's
+        window = 1 / (self.times * (low + (high - low) * stream.uniform(len(x))))  # share of the side in the crop
         shift = (2 * stream.uniform((2, len(x))) - 1) * (1 - window).abs()
         turn = torch.where(mirrored, -1.0, 1.0)
         zero = torch.zeros_like(window)
         rows = torch.stack(
             [torch.stack([window * turn, zero, shift[0]], 1), torch.stack([zero, window, shift[1]], 1)], 1
         )
-        grid = F.affine_grid(rows, [len(x), 1, *x.shape[-2:]], align_corners=False)
+        size = [len(x), 1, x.shape[-2] // self.times, x.shape[-1] // self.times]
+        grid = F.affine_grid(rows, size, align_corners=False)
         image = F.grid_sample(x.float(), grid, mode="bilinear", align_corners=False)
         if y.dim() == 1:  # labels of whole images
             return image.round().to(torch.uint8), y

@@ -95,14 +95,14 @@ def _federation(lists: Path, place: Place) -> Federation:
     named = sorted(tests, key=lambda user: "diff" in user)  # seen domains first: they are the common test set
     _check_files(place, [*train.values(), *tests.values()])
 
-    def samples(held: tuple[list[str], list[str]]) -> ImageFiles:
+    def samples(held: tuple[list[str], list[str]], times: int = 1) -> ImageFiles:
         x, y = ([base / path for path in paths] for base, paths in zip((place.images, place.masks), held, strict=True))
-        return ImageFiles(x, y, place.size, cache, place.table)
+        return ImageFiles(x, y, (times * place.size[0], times * place.size[1]), cache, place.table)
 
     called = {user: "unseen" if "diff" in user else "seen" for user in named}
     domains = [{place.domain(path) for path in x} for x, _ in train.values()]
     return Federation(
-        {user: samples(held) for user, held in train.items()},
+        {user: samples(held, place.preprocess.times) for user, held in train.items()},
         {called[user]: samples(tests[user]) for user in named},
         sizes=[len(x) for x, _ in train.values()],
         classes=len(place.classes),
@@ -130,6 +130,15 @@ def _sized(name: str, height: int, width: int) -> tuple[int, int]:
     if height < 32 or width < 32:
         raise InputError(f"{name}: height and width must be 32 or more, not {height} and {width}")
     return height, width
+
+
+def _change(name: str, scales: tuple[float, ...], jitter: float, times: int = 1) -> JointPreprocess:
+    """What happens to the images of training; all are mirrored with probability one half."""
+    if len(scales) != 2 or not 0 < scales[0] <= scales[1]:
+        raise InputError(f"{name}: scales takes the smallest and the largest factor, such as (0.5, 1.5), not {scales}")
+    if not 0 <= jitter < 1:
+        raise InputError(f"{name}: jitter must lie in [0, 1), not {jitter}")
+    return JointPreprocess((0.5,), (0.5,), flip=0.5, scales=(scales[0], scales[1]), jitter=jitter, times=times)
 
 
 def _sequence(path: str) -> str:
@@ -164,24 +173,32 @@ def camvid(
     jitter: see `JointPreprocess`; half of the images are mirrored. cache: bytes of decoded images to keep.
     """
     home = data_root(root) / "CamVid"
-    change = JointPreprocess((0.5,), (0.5,), flip=0.5, scales=(scales[0], scales[-1]), jitter=jitter)
-    size = _sized("camvid", height, width)
+    change, size = _change("camvid", scales, jitter), _sized("camvid", height, width)
     place = Place("camvid", home, home, CAMVID, table_of(range(11)), size, change, cache, _sequence)
     return _federation(home / "clients" / scene / kind, place)
 
 
 def cityscapes(
-    root: Path | None, kind: Kind = "heterogeneous", height: int = 512, width: int = 1024, cache: int = CACHE
+    root: Path | None,
+    kind: Kind = "heterogeneous",
+    height: int = 512,
+    width: int = 1024,
+    scales: tuple[float, ...] = (0.5, 1.5),
+    jitter: float = 0.4,
+    cache: int = CACHE,
 ) -> Federation:
     """Cityscapes (Cordts et al., 2016) with FedDrive's lists: 19 classes, one city per client or all mixed.
 
     Images from cityscapes/leftImg8bit and cityscapes/gtFine (…_labelIds.png), lists from FedDrive/data/cityscapes.
-    kind: heterogeneous, uniform or class_imbalance. height, width: of the images. cache: bytes of images to keep.
+    kind: heterogeneous, uniform or class_imbalance. height, width: of test images, and of training crops of images
+    twice as high and wide, 1024×2048 as published. scales, jitter: see `JointPreprocess`; FedDrive's by default. Half
+    of the images are mirrored; FedDrive also doubles a client's set with mirrored copies, and tests on 1024×2048.
+    cache: bytes of decoded images to keep.
     """
     base = data_root(root)
     raw = np.full(34, 255)
     raw[list(CITYSCAPES_RAW)] = np.arange(19)
-    change = JointPreprocess((0.5,), (0.5,), flip=0.5, scales=(0.5, 1.5), jitter=0.4)
+    change = _change("cityscapes", scales, jitter, times=2)
     home, size = base / "cityscapes", _sized("cityscapes", height, width)
     masks, table = home / "gtFine", table_of(raw.tolist())
     place = Place("cityscapes", home / "leftImg8bit", masks, CITYSCAPES, table, size, change, cache, _city)
@@ -194,16 +211,20 @@ def idda(
     kind: Kind = "heterogeneous",
     height: int = 512,
     width: int = 928,
+    scales: tuple[float, ...] = (0.5, 2.0),
+    jitter: float = 0.0,
     cache: int = CACHE,
 ) -> Federation:
     """IDDA (Alberti et al., 2020) with FedDrive's lists: 16 classes, test sets of seen and of unseen domains.
 
     Images from IDDA/ (T01_CN_A/RGB/…, T01_CN_A/Semantic/…), lists from FedDrive/data/idda. setting: what the unseen
-    domains are. kind: heterogeneous (one domain per client), uniform or class_imbalance. height, width: of the
-    images. cache: bytes of decoded images to keep.
+    domains are. kind: heterogeneous (one domain per client), uniform or class_imbalance. height, width: of
+    test images, and of training crops of images twice as high and wide, 1024×1856 as in FedDrive. scales, jitter: see
+    `JointPreprocess`; FedDrive's by default. FedDrive scores test images at 1024×1856, enlarging what the network says
+    of 512×928. cache: bytes of decoded images to keep.
     """
     base = data_root(root)
-    change = JointPreprocess((0.5,), (0.5,), flip=0.5, scales=(0.5, 2.0))
+    change = _change("idda", scales, jitter, times=2)
     home, size = base / "IDDA", _sized("idda", height, width)
     place = Place("idda", home, home, IDDA, table_of(IDDA_RAW), size, change, cache, _scene)
     return _federation(base / "FedDrive" / "data" / "idda" / "data" / kind / setting, place)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedflat.core.curves import written
 from fedflat.core.fairness import Fairness
 from fedflat.errors import InputError
 from fedflat.extras import blank_figure, save_figure
@@ -68,7 +69,7 @@ def _panel(axes: Any, records: Sequence[Record], name: str) -> bool:
             smoothed = True
         look |= {"marker": "o"} if len(values) == 1 else {}
         axes.plot(rounds, moving_average(values, window), label=record.label, linewidth=1.9, **look)
-    _dress(axes, name)
+    _dress(axes, written(name))
     return smoothed
 
 

@@ -11,6 +11,7 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 from fedflat.console import plain_table
+from fedflat.core.curves import written
 from fedflat.errors import InputError
 from fedflat.extras import blank_figure, save_figure
 from fedflat.report import tabular
@@ -73,7 +74,8 @@ class Pivot:
     def notes(self) -> list[str]:
         """Explanations of the table, one sentence each."""
         what = "lowest" if self.less else "highest"
-        lines = [f"{self.metric}, tail averages: mean ± sample standard deviation over seeds; *: the {what} mean."]
+        spread = "tail averages: mean ± sample standard deviation over seeds"
+        lines = [f"{written(self.metric)}, {spread}; *: the {what} mean."]
         difference = self.critical_difference()
         if difference is not None:
             lines.append(

@@ -8,6 +8,7 @@ from string import ascii_lowercase
 from typing import TYPE_CHECKING, Any
 
 from fedflat.console import WIDE, plain_table, shown_path
+from fedflat.core.curves import written
 from fedflat.report.chart import Curve, chart
 from fedflat.runs.records import TAIL, Record, lead_of, presets
 from fedflat.words import MISSING, duration, parameters_told, percent
@@ -47,9 +48,9 @@ def result_rows(record: Record) -> list[tuple[str, str]]:
     best, seconds = record.best(), record.seconds
     each = f" ({seconds / record.rounds:.3g} s per round)" if record.rounds else ""
     rows = [
-        (f"final {record.lead}", score(record.last())),
-        (f"best {record.lead}", f"{best[1]:.4f} in round {best[0]}" if best else MISSING),
-        *((f"final {name}", score(record.last(name))) for name in other_metrics(record)),
+        (f"final {written(record.lead)}", score(record.last())),
+        (f"best {written(record.lead)}", f"{best[1]:.4f} in round {best[0]}" if best else MISSING),
+        *((f"final {written(name)}", score(record.last(name))) for name in other_metrics(record)),
         ("rounds", f"{record.rounds} of {record.experiment.rounds}{_stop(record)}"),
         ("time", duration(seconds) + each),
     ]
@@ -138,7 +139,7 @@ def charts(records: Sequence[Record], width: int) -> RenderableType:
 
 def _chart(records: Sequence[Record], name: str, width: int) -> Text:
     lines = [Curve(mark(i), colour(i), record.points(name)) for i, record in enumerate(records)]
-    return chart(lines, max(width, 10), 12, name)
+    return chart(lines, max(width, 10), 12, written(name))
 
 
 def counts_table(counts: Any) -> Table:

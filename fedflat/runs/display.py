@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedflat.console import console, say, shown_path
+from fedflat.core.curves import written
 from fedflat.runs.callbacks import Callback
 from fedflat.words import clock
 
@@ -33,7 +34,7 @@ class Pace:
 
 def scores(metrics: Mapping[str, Any], lead: str = "accuracy") -> str:
     """The leading metric, the loss and the mean of the personal models, if the round has measured them."""
-    names = {lead: lead, "loss": "loss", "personal_mean": "personal"}
+    names = {lead: written(lead), "loss": "loss", "personal_mean": "personal"}
     return "  ".join(f"{label} {metrics[name]:.4f}" for name, label in names.items() if metrics.get(name) is not None)
 
 

@@ -58,6 +58,7 @@ class Classification(Task):
     name = "classification"
     metrics: tuple[Any, ...] = ("accuracy",)
     loss = staticmethod(F.cross_entropy)  # type: ignore[assignment]
+    remedy = "; scores are (classes, …) for labels (…)"
 
     def outputs(self, y: Tensor) -> int:
         """The largest label + 1."""
@@ -78,6 +79,9 @@ class Classification(Task):
             raise InputError("the model must return one row of class scores per sample; for other outputs give loss=…")
         if y.is_floating_point() and output.shape[1] < 2:
             raise InputError("the targets are numbers, not classes, which cross-entropy cannot learn: give loss=…")
+        if not y.is_floating_point() and output.shape[:1] + output.shape[2:] != y.shape:
+            found, wanted = (str(tuple(shape[1:])) for shape in (output.shape, y.shape))
+            raise InputError(f"the model gives scores {found} for the labels {wanted} of a sample{self.remedy}")
 
 
 class Segmentation(Classification):
@@ -89,6 +93,7 @@ class Segmentation(Classification):
     name = "segmentation"
     metrics = ("miou", "accuracy", "iou")
     loss = CrossEntropy()  # type: ignore[assignment]
+    remedy = "; segmentation needs a network with scores for every pixel, such as bisenetv2"
 
     def shown(self, count: int) -> list[int]:
         """Three samples, evenly spaced."""
@@ -104,6 +109,7 @@ class NextToken(Classification):
 
     name = "next_token"
     metrics = ("accuracy", "perplexity")
+    remedy = "; for labels at every position, data and network both need every=True"
 
 
 class Regression(Task):

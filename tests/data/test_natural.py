@@ -14,7 +14,7 @@ import torch
 
 import fedflat
 from fedflat.data.heart import HOSPITALS, features
-from fedflat.data.text import LEAF
+from fedflat.data.text import LEAF, TFF
 from fedflat.errors import DataError, InputError
 from fedflat.models import build_model
 
@@ -76,6 +76,26 @@ def test_windows_of_a_text_in_leafs_layout(tmp_path: Path) -> None:
     assert torch.equal(x[0, 1:], y[0, :-1])
 
 
+def test_chunks_of_a_text_by_tffs_convention(tmp_path: Path) -> None:
+    """pad 0, 86 characters from 1, unknown 87, begin 88, end 89; the next symbol is asked for at every position."""
+    said = ["To be, or not", "to be: that", "is the question.", "Ay, the rüb"]
+    home = tmp_path / "shakespeare/data/raw_data/by_play_and_character"
+    roles(home, {"HAMLET_HAMLET": "\n".join(said), "HAMLET_GHOST": "Mark me."})
+    fed = fedflat.load_federation("shakespeare(convention='tff', length=20, fraction=0.75)", root=tmp_path)
+    assert fed.names == ["HAMLET_HAMLET"] and fed.classes == 90 and len(set(TFF)) == 86
+    x, y = fed.samples(0).batch(torch.arange(fed.size(0)))
+    spoken = [88, *(1 + TFF.index(letter) for letter in "\n".join(said[:3])), 89]  # 44 symbols in chunks of 21
+    assert len(spoken) == 44 and x.shape == y.shape == (3, 20)
+    assert x[0].tolist() == spoken[:20] and y[0].tolist() == spoken[1:21] and x[1].tolist() == spoken[21:41]
+    assert x[2].tolist() == [*spoken[42:], *[0] * 18] and y[2].tolist() == [89, *[-100] * 19]  # a pad is no target
+    exact = fedflat.load_federation("shakespeare(convention='tff', length=42, fraction=0.75)", root=tmp_path)
+    assert exact.size(0) == 1  # the 44th symbol alone would be a chunk without a target
+    heard, _ = fed.test.batch(torch.tensor([0]))  # type: ignore[union-attr]
+    assert heard[0, 0] == 88 and heard[0, 10] == 87 and (heard == 87).sum() == 1  # the ü
+    with pytest.raises(InputError, match="stride must stay 1"):
+        fedflat.load_federation("shakespeare(convention='tff', stride=2)", root=tmp_path)
+
+
 def test_texts_that_cannot_be_used(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="not here"):
         fedflat.load_federation("tiny_shakespeare", root=tmp_path)
@@ -106,6 +126,7 @@ def test_characters_are_learned(tmp_path: Path, model: str, every: bool, method:
     [
         ("char_lstm", (80,), 80, 819_920),
         ("char_lstm(hidden=100)", (80,), 80, 133_520),
+        ("char_lstm(every=True)", (80,), 90, 822_570),
         ("char_transformer", (80,), 80, 115_536),
         ("cnn_femnist", (1, 28, 28), 62, 6_603_710),
     ],

@@ -74,7 +74,7 @@ def test_a_run_measures_seen_and_unseen_domains_apart(tmp_path: Path, batchnorm:
     assert {"unseen_miou", "unseen_accuracy", "iou_sky", "iou_road", "unseen_iou_road"} <= set(last)
     assert last["iou_car"] is None  # it does not occur
     page = run.report(tmp_path / "page.html").read_text()
-    assert "Miou on the unseen test set" in page
+    assert "mIoU on the unseen test set" in page
 
 
 def test_a_damaged_image_leaves_its_client_out_and_names_the_file(
@@ -121,6 +121,51 @@ def test_masks_follow_their_images() -> None:
         assert bool(inside.all()) == (scales[0] == 1.0)
     still = JointPreprocess(jitter=0.3).pair(x, y, streams.stream(0, "test"))
     assert torch.equal(still[1], y) and not torch.equal(still[0], x)
+
+
+def test_a_crop_of_an_image_twice_as_large() -> None:
+    """At scale 0.5 the crop shows all of the image: a pixel is the mean of four. At scale 2: a sixteenth."""
+    x = torch.randint(256, (5, 3, 12, 16), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    y = x[:, 0].long()
+    small, labels = JointPreprocess(scales=(0.5, 0.5), times=2).pair(x, y, streams.stream(0, "test"))
+    assert (small.float() - torch.nn.functional.avg_pool2d(x.float(), 2)).abs().max() <= 0.5
+    quarters = y.unfold(1, 2, 2).unfold(2, 2, 2).flatten(3)
+    assert labels.shape == (5, 6, 8) and (quarters == labels[..., None]).any(dim=3).all()
+    across = torch.arange(128).expand(1, 96, 128)
+    _, shown = JointPreprocess(scales=(2.0, 2.0), times=2).pair(
+        across[:, None].to(torch.uint8), across, streams.stream(1, "test")
+    )
+    assert shown.shape == (1, 48, 64) and int(shown.max() - shown.min()) in (31, 32)
+
+
+@pytest.mark.parametrize(
+    ("data", "scales", "jitter", "size"),
+    [("cityscapes", (0.5, 1.5), 0.4, (1024, 2048)), ("idda", (0.5, 2.0), 0.0, (1024, 1856))],
+)
+def test_feddrives_augmentation_is_the_default(
+    tmp_path: Path, data: str, scales: tuple[float, float], jitter: float, size: tuple[int, int]
+) -> None:
+    kinds = {"cityscapes": ("cityscapes/leftImg8bit", "cityscapes/gtFine", ""), "idda": ("IDDA", "IDDA", "country")}
+    images, masks, setting = kinds[data]
+    pixels = np.random.default_rng(0).integers(0, 34, (45, 80), dtype=np.uint8)
+    for split, user in (("train", "a"), ("test", "test_user")):
+        held = {"x": [f"city/{user}.png"], "y": [f"city/{user}_mask.png"]}
+        write(tmp_path / images / held["x"][0], np.stack([pixels] * 3, 2))
+        write(tmp_path / masks / held["y"][0], pixels)
+        folder = tmp_path / "FedDrive" / "data" / data / "data" / "heterogeneous" / setting / split
+        folder.mkdir(parents=True)
+        (folder / "all.json").write_text(json.dumps({"users": [user], "num_samples": [1], "user_data": {user: held}}))
+    fed = fedflat.load_federation(data, root=tmp_path)
+    change = fed.preprocess
+    assert isinstance(change, JointPreprocess) and (change.scales, change.jitter, change.flip) == (scales, jitter, 0.5)
+    assert fed.input_shape == (3, *size)
+    x, y = change.pair(*fed.samples(0).batch(torch.arange(1)), streams.stream(0, "test"))
+    assert x.shape[2:] == y.shape[1:] == (size[0] // 2, size[1] // 2)
+    other = fedflat.load_federation(f"{data}(scales=(1.0, 1.2), jitter=0.1, height=32, width=64)", root=tmp_path)
+    assert other.preprocess.scales == (1.0, 1.2) and other.preprocess.jitter == 0.1  # type: ignore[attr-defined]
+    for wrong in ("scales=(2.0, 1.0)", "scales=(1.0,)", "scales=(0.0, 1.0)", "jitter=1.5"):
+        with pytest.raises(InputError, match=wrong.partition("=")[0]):
+            fedflat.load_federation(f"{data}({wrong})", root=tmp_path)
 
 
 def test_decoded_images_are_kept_up_to_a_limit() -> None:

@@ -17,7 +17,9 @@ from fedflat.errors import CheckpointError
 from fedflat.report.html import report
 from fedflat.report.page.picture_section import palette
 from fedflat.report.png import png
+from fedflat.report.terminal import result_rows
 from fedflat.runs.files import read_tensors
+from fedflat.runs.records import record_of
 from fedflat.tasks import TASKS, Task
 
 Image = pytest.importorskip("PIL.Image")
@@ -89,3 +91,12 @@ def test_pillow_reads_what_is_written() -> None:
     colours = palette(3)
     found = np.asarray(Image.open(io.BytesIO(png(few, colours))).convert("RGB"))
     assert (found == np.array(colours)[few]).all() and len(set(palette(40))) == 40
+
+
+def test_metrics_are_written_as_people_write_them(tmp_path: Path) -> None:
+    done = run(tmp_path / "run")
+    page = report([done], tmp_path / "page.html").read_text()
+    assert "mIoU on the common test set" in page and "mIoU on the unseen test set" in page and "mIoU and loss" in page
+    assert "unseen mIoU" in page and not re.search(r"\bMiou\b|\bmiou\b", re.sub(r'"miou":', "", page))
+    rows = dict(result_rows(record_of(tmp_path / "run")))
+    assert {"final mIoU", "final unseen mIoU", "final accuracy"} <= rows.keys()

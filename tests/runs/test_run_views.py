@@ -84,7 +84,7 @@ def test_plot_draws_what_was_measured(common: Run, split: Run, tmp_path: Path) -
     assert np.array_equal(line.get_xydata(), np.column_stack(common.curve()))
     assert ElementTree.parse(tmp_path / "curves.svg").getroot().tag.endswith("svg")
     other = split.plot()
-    assert [axes.get_title(loc="left") for axes in other.axes] == ["personal_mean", "train_loss"]
+    assert [axes.get_title(loc="left") for axes in other.axes] == ["personal mean", "train loss"]
     assert other.axes[0].lines[0].get_marker() == "o"  # a line of one point would be invisible
 
 

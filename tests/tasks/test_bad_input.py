@@ -48,6 +48,19 @@ def test_labels_beyond_the_classes() -> None:
         fedflat.run(e, federation=fedflat.Federation(late, classes=3))
 
 
+def test_scores_that_do_not_fit_the_labels(tmp_path: Path) -> None:
+    folder = tmp_path / "tiny_shakespeare" / "by_character"
+    folder.mkdir(parents=True)
+    (folder / "HAMLET.txt").write_text("to be or not " * 99)
+    e = fedflat.Experiment(data="tiny_shakespeare(every=True)", model="char_lstm(hidden=4)", rounds=1)
+    with pytest.raises(InputError, match=r"scores \(7,\) for the labels \(80,\) of a sample; .* need every=True"):
+        fedflat.run(e, root=tmp_path)
+    images, masks = torch.zeros(4, 3, 8, 8), torch.zeros(4, 8, 8, dtype=torch.int64)
+    fed = fedflat.Federation([(images, masks)], classes=2, task="segmentation")
+    with pytest.raises(InputError, match=r"scores \(2,\) for the labels \(8, 8\).*every pixel, such as bisenetv2"):
+        fedflat.run(fedflat.Experiment(model="logistic", rounds=1), federation=fed)
+
+
 def test_texts_shorter_than_a_window(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = tmp_path / "shakespeare" / "data" / "raw_data" / "by_play_and_character"
     folder.mkdir(parents=True)

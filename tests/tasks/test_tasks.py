@@ -47,7 +47,7 @@ def test_a_regression_is_judged_by_its_error(tmp_path: Path) -> None:
     assert fairness.low5 == fairness.max and fairness.top5 == fairness.min  # the worst client has the largest error
     assert "rmse" in repr(run) and "rmse" in repr(fedflat.compare([tmp_path / "run"]))
     page = report([tmp_path / "run"], tmp_path / "page.html").read_text()
-    assert "Rmse on the unseen test set" in page and "Accuracy" not in page
+    assert "RMSE on the unseen test set" in page and "Accuracy" not in page
 
 
 def test_a_loaded_run_knows_its_task(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from statistics import fmean
 from typing import Any
 
+from fedflat.core.curves import written
 from fedflat.core.fairness import Fairness
 from fedflat.report.page.markup import Html, Section, folded, table
 from fedflat.report.page.page import Page, beside, client_name
@@ -25,7 +26,7 @@ def distribution(page: Page) -> Section | None:
     series = [_histogram(group, runs) for group, runs in found if runs]
     if not series:
         return None
-    lead = lead_of(page.records)
+    lead = written(lead_of(page.records))
     how, body = f"Each client’s {lead} on its own test data, mean over the seeds.", list[str]()
     if page.form == "percent":
         how = (
@@ -127,5 +128,5 @@ def _map(page: Page, group: Group, record: Record, low: float) -> str:
     values = [[table[client].get(round) for round in columns] for client in clients]
     names = {"rows": [client_name(record, client) for client in clients], "columns": [str(round) for round in columns]}
     scale = {"ramp": "heat", "low": low, "high": 1.0, "form": "percent"}
-    axes = {"x": "round", "y": "client", "value": "accuracy"}
+    axes = {"x": "round", "y": "client", "value": written(lead_of(page.records))}
     return page.draw("heat", label, {"values": values, **names, **scale, **axes})

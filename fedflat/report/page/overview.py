@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from fedflat.core.curves import written
 from fedflat.report.comparison import Row
 from fedflat.report.page.markup import Html, Section, joined, table, tag
 from fedflat.report.page.page import Page, named, training_loss
@@ -229,4 +230,4 @@ def _further(page: Page, name: str) -> Column:
     def rank(row: Row) -> float | None:
         return sign * means[row["runs"]] if row["runs"] in means else None
 
-    return name.replace("_", " "), lambda row: write(means.get(row["runs"])), rank
+    return written(name), lambda row: write(means.get(row["runs"])), rank

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fedflat.core.curves import written
 from fedflat.errors import CheckpointError
 from fedflat.report.compare import compare
 from fedflat.report.comparison import Comparison
@@ -55,7 +56,7 @@ class Page:
     @property
     def what(self) -> str:
         """What that metric is called in a sentence."""
-        lead = lead_of(self.records)
+        lead = written(lead_of(self.records))
         return f"mean {lead} of {CLIENTS[self.metric]}" if self.metric in CLIENTS else lead
 
     def shown(self, value: float | None) -> str:

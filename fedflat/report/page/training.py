@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from statistics import fmean
 
+from fedflat.core.curves import titled, written
 from fedflat.report.chart import round_step
 from fedflat.report.comparison import Row, reached
 from fedflat.report.figures import LONG
@@ -44,12 +45,10 @@ def curves(page: Page) -> Section:
 def _title(page: Page, name: str) -> str:
     if name in TITLES:
         return TITLES[name]
-    lead = lead_of(page.records)
     if name in CLIENTS:
-        return f"Mean {lead} of {CLIENTS[name]}"
+        return f"Mean {written(lead_of(page.records))} of {CLIENTS[name]}"
     test = next((test for test in page.records[0].task.get("tests", ()) if name.startswith(f"{test}_")), "")
-    metric = name.removeprefix(f"{test}_").replace("_", " ")
-    return f"{metric[:1].upper()}{metric[1:]} on the {test or 'common'} test set"
+    return f"{titled(written(name.removeprefix(f'{test}_')))} on the {test or 'common'} test set"
 
 
 def _curves(page: Page, name: str) -> Html:
