@@ -27,7 +27,7 @@ from fedflat.analysis.calibration import Calibration, calibration, calibration_o
 from fedflat.analysis.client_drift import client_consistency, drift_diversity, weight_cosines, weight_norms
 from fedflat.analysis.connectivity import Connectivity, connectivity
 from fedflat.analysis.corrupted import CORRUPTIONS, Corruption, corrupt
-from fedflat.analysis.corruptions import Corruptions, corruptions
+from fedflat.analysis.corruptions import Corruptions, corruptions, corruptions_figure
 from fedflat.analysis.cross_client import CrossClient, compare_diagonals, cross_client
 from fedflat.analysis.curvature import Curvature, curvature, spectrum
 from fedflat.analysis.density import Density, spectral_density
@@ -77,6 +77,7 @@ __all__ = [
     "connectivity",
     "corrupt",
     "corruptions",
+    "corruptions_figure",
     "cross_client",
     "curvature",
     "drift_diversity",

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedflat.analysis.batches import subset
 from fedflat.analysis.corrupted import CORRUPTIONS, SEVERITIES, Corruption, check_images, corrupt
-from fedflat.analysis.drawing import BLUE, QUIET, RED, dress
+from fedflat.analysis.drawing import BLUE, QUIET, RED, SERIES, dress
 from fedflat.analysis.problem import Options, Problem, Protocol, opened, suited
 from fedflat.analysis.progress import tracked
 from fedflat.analysis.published import Published
@@ -87,6 +87,38 @@ class Corruptions:
         axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=2)
         dress(axes, f"accuracy at severity {', '.join(map(str, self.severities))}", "", "")
         return figure
+
+
+def corruptions_figure(found: Mapping[str, Sequence[Corruptions]]) -> Any:
+    """Methods beside each other, as in figs. 6 and 8 of the FedASAM paper: a row per corruption, the easiest first.
+
+    Args:
+        found: Results by name, one per seed: a dot is their mean, its line reaches from the lowest to the highest.
+    """
+    if not found or not all(found.values()):
+        raise InputError("there is nothing to draw: give results of corruptions by name")
+    rows = {
+        name: {c: [one.by_corruption[c] for one in seeds] for c in seeds[0].accuracy} for name, seeds in found.items()
+    }
+    first, faith = next(iter(rows.values())), next(iter(found.values()))[0].faith
+    order = ["clean", *sorted(first, key=lambda c: -sum(first[c]) / len(first[c]))]
+    figure = blank_figure(7.5, 1.4 + 0.3 * len(order))
+    axes = figure.subplots()
+    for place, (name, seeds) in enumerate(found.items()):
+        values = rows[name] | {"clean": [one.clean for one in seeds]}
+        shift, colour = 0.6 * ((place + 0.5) / len(found) - 0.5), SERIES[place % len(SERIES)]
+        means = [sum(values[c]) / len(values[c]) for c in order]
+        heights = [at + shift for at in range(len(order))]
+        axes.hlines(heights, [min(values[c]) for c in order], [max(values[c]) for c in order], color=colour, alpha=0.5)
+        axes.plot(means, heights, "o", color=colour, markersize=4, label=name)
+    names = [c.replace("_", " ") + (" *" if faith.get(c) == "approximate" else "") for c in order]
+    axes.set_yticks(range(len(order)), names)
+    axes.invert_yaxis()
+    axes.grid(axis="x", color="#e8ebef")
+    axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.4, -0.06), ncols=3)
+    severities = next(iter(found.values()))[0].severities
+    dress(axes, f"accuracy at severity {', '.join(map(str, severities))}", "", "")
+    return figure
 
 
 def corruptions(

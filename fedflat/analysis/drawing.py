@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 BLUE, RED, QUIET = "#0072b2", "#d55e00", "#5b6673"
+SERIES = (BLUE, RED, "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")  # Okabe and Ito's
 
 
 def dress(axes: Any, title: str, x: str, y: str) -> None:

@@ -10,12 +10,14 @@ import argparse
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from fedflat.cli.parser import Parser, add_data_root
 from fedflat.cli.user_code import made
 from fedflat.specs import split
 
 WHAT = "curvature,landscape"
+ABREAST = 6  # runs beside each other in a table
 
 
 def configure(parser: Parser) -> None:
@@ -66,6 +68,7 @@ def execute(arguments: argparse.Namespace) -> int:
         client=arguments.client,
         severity=arguments.severity,
         device=arguments.device,
+        observe=_show_detail,
         **own,
     )
     _show(found, runs, arguments.out)
@@ -83,6 +86,19 @@ def _list_studies() -> int:
 def _cell(value: float) -> str:
     """Four digits; a dash for nan."""
     return "–" if math.isnan(value) else f"{value:.4g}"
+
+
+def _show_detail(name: str, results: Mapping[str, Any]) -> None:
+    """Print one row per further number of an analysis, such as a corruption, and one column per run."""
+    from fedflat.console import console, plain_table
+    from fedflat.studies.study import STUDIES
+
+    detail = STUDIES[name].detail
+    if detail is None or len(results) > ABREAST:
+        return
+    columns = {run: detail(result) for run, result in results.items()}
+    rows = [(row, *(_cell(values[row]) for values in columns.values())) for row in next(iter(columns.values()))]
+    console().print(plain_table((name, *columns), rows, numbers=range(1, len(columns) + 1)))
 
 
 def _show(found: Mapping[str, Mapping[str, Mapping[str, float]]], runs: Sequence[str], out_folder: str | None) -> None:

@@ -35,7 +35,13 @@ SECTIONS: tuple[Callable[[Page], Section | None], ...] = (
     picture_section.pictures,
     *(client_section.distribution, flatness.flatness, landscapes.surface, landscapes.eigenplane, landscapes.plane),
     *(landscapes.interpolation, landscapes.line, flatness.noise, flatness.layers, behaviour_section.generalisation),
-    *(behaviour_section.calibration, behaviour_section.pruning, watched.watched, behaviour_section.apart),
+    *(
+        behaviour_section.calibration,
+        behaviour_section.corruptions,
+        behaviour_section.pruning,
+        watched.watched,
+        behaviour_section.apart,
+    ),
     *(client_section.interference, training.costs),
 )
 MARK, SOON = b'<meta name="generator" content="fedflat">', 4096  # what tells our pages, and how early they say it

@@ -13,6 +13,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,10 @@ from torch import nn
 
 from fedflat.analysis.behaviour import generalisation
 from fedflat.analysis.calibration import calibration
-from fedflat.analysis.corruptions import corruptions
+from fedflat.analysis.corrupted import CORRUPTIONS, Corruption
+from fedflat.analysis.corruptions import corruptions, corruptions_figure
 from fedflat.analysis.curvature import curvature, spectrum
+from fedflat.analysis.ice import photographed_frost
 from fedflat.analysis.landscape import interpolate, landscape_1d, landscape_2d, landscape_plane
 from fedflat.analysis.layer_curvature import layer_curvature
 from fedflat.analysis.noise import noise_curve
@@ -56,6 +59,8 @@ class Study:
         headline: Takes from a result the numbers by which runs are compared.
         runs: Number of runs that it analyses together.
         takes: Names of the options of `study` that it takes besides those of `Protocol`.
+        detail: Takes from a result further numbers, of which a terminal shows one row each.
+        together: Draws the results of several runs, by their names, in one figure.
     """
 
     about: str
@@ -63,6 +68,8 @@ class Study:
     headline: Callable[[Any], Headline]
     runs: int = 1
     takes: tuple[str, ...] = ()
+    detail: Callable[[Any], Headline] | None = None
+    together: Callable[[Mapping[str, Any]], Any] | None = None
 
 
 def _clients(data: RunData, **options: Any) -> Clients:
@@ -93,7 +100,14 @@ def _corruptions(data: RunData, root: str | Path | None = None, **options: Any) 
     folder = data_root(root) / PUBLISHED.get(federation.name, "none")
     there = federation.name in PUBLISHED and data.test_set is federation.test and folder.is_dir()
     options |= {"preprocess": recipe, "published": folder if there else None, "max_samples": count}
-    return corruptions(data.model, images, **options)
+    return corruptions(data.model, images, table=_with_ice(data_root(root)), **options)
+
+
+def _with_ice(root: Path) -> Mapping[str, Corruption]:
+    """The corruptions, with frost from the photographs of ice if the data root has them."""
+    folders = [root / name / "frost" for name in (*PUBLISHED.values(), "CIFAR-10-C-sample")]
+    found = next((folder for folder in folders if folder.is_dir()), None)
+    return CORRUPTIONS | ({"frost": photographed_frost(found)} if found else {})
 
 
 def _sharpness(found: Any) -> Headline:
@@ -159,6 +173,8 @@ STUDIES: dict[str, Study] = {
         _corruptions,
         lambda found: {"clean": found.clean, "corrupted": found.mean, "drop": found.drop, **found.by_group},
         takes=("severity", "root"),
+        detail=lambda found: {f"{name}, {found.faith[name]}": value for name, value in found.by_corruption.items()},
+        together=lambda found: corruptions_figure({name: [one] for name, one in found.items()}),
     ),
     "generalisation": Study(
         "training against test data",
@@ -228,6 +244,7 @@ def study(
     client: int | None = None,
     severity: int = 5,
     device: str = "auto",
+    observe: Callable[[str, Mapping[str, Any]], None] | None = None,
 ) -> dict[str, dict[str, Headline]]:
     """Analyse runs.
 
@@ -244,6 +261,7 @@ def study(
             `analysis/client-N`.
         severity: Of the corruptions, 1 to 5.
         device: Where to compute: auto, cpu, cuda, cuda:1 …
+        observe: Called with the name of every analysis and its whole results, by run.
 
     Returns:
         {analysis: {run: headline numbers}}.
@@ -255,23 +273,58 @@ def study(
     if client is not None:
         loaded = [client_data(each, client, samples) for each in loaded]
     pairs = list(zip(_labels(runs), [each.on(where) for each in loaded], strict=True))
+    made = {"samples": samples, "seed": seed, "device": str(home_of(where))}
+    keep = partial(_keep, made=made, out=out, client=client) if write else None
+    usual: dict[str, Any] = {"seed": seed, "workers": workers, "memory": memory, "progress": progress}
     found: dict[str, dict[str, Headline]] = {}
     for name in what:
-        for group in [pairs] if STUDIES[name].runs > 1 else [[pair] for pair in pairs]:
-            looked = [one for _, one in group]
-            options = {"loss": looked[0].run._state.setup.criterion, "seed": seed, "workers": workers, "memory": memory}
-            options |= {key: value for key, value in own.items() if key in STUDIES[name].takes}
-            result = STUDIES[name].look(*looked, progress=progress, **options)
-            headline = STUDIES[name].headline(result)
-            names = [label for label, _ in group]
-            found.setdefault(name, {})[" / ".join(names)] = headline
-            target = analysis_folder(looked[0].run.out, names[0], out)
-            if write and target is not None:
-                made = {"runs": names, "rounds": len(looked[0].run.metrics), "samples": samples, "seed": seed}
-                made["device"] = str(home_of(where))
-                target = target / f"client-{client}" if client is not None else target
-                store(target, name, result, headline, made)
+        options = usual | {key: value for key, value in own.items() if key in STUDIES[name].takes}
+        results = _results(name, pairs, options, keep)
+        found[name] = {label: STUDIES[name].headline(result) for label, result in results.items()}
+        if write:
+            _together(name, results, analysis_folder(loaded[0].run.out, "together", out))
+        if observe:
+            observe(name, results)
     return found
+
+
+def _results(
+    name: str, pairs: list[tuple[str, RunData]], options: dict[str, Any], keep: Callable[..., None] | None
+) -> dict[str, Any]:
+    """The results of one analysis by run, or by the names of all runs together; each is kept when it is there."""
+    results: dict[str, Any] = {}
+    for group in [pairs] if STUDIES[name].runs > 1 else [[pair] for pair in pairs]:
+        label, looked = " / ".join(label for label, _ in group), [one for _, one in group]
+        results[label] = STUDIES[name].look(*looked, loss=looked[0].run._state.setup.criterion, **options)
+        if keep:
+            keep(name, group, results[label])
+    return results
+
+
+def _keep(
+    name: str,
+    group: Sequence[tuple[str, RunData]],
+    result: Any,
+    made: Mapping[str, Any],
+    out: str | Path | None,
+    client: int | None,
+) -> None:
+    """Write a result to its folder, if there is one."""
+    label, first = group[0]
+    target = analysis_folder(first.run.out, label, out)
+    if target is not None:
+        target = target / f"client-{client}" if client is not None else target
+        told = {"runs": [label for label, _ in group], "rounds": len(first.run.metrics), **made}
+        store(target, name, result, STUDIES[name].headline(result), told)
+
+
+def _together(name: str, results: Mapping[str, Any], folder: Path | None) -> None:
+    """Draw several runs in one figure, in the folder of the first."""
+    draw = STUDIES[name].together
+    if draw is None or folder is None or len(results) < 2:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    _save(lambda: draw(results), folder, f"{name}-together")
 
 
 def analysis_folder(run: Path | None, label: str, out: str | Path | None) -> Path | None:
@@ -308,13 +361,17 @@ def store(folder: Path, name: str, result: Any, headline: Headline, made: Mappin
     write_atomically(folder / f"{name}.json", (json.dumps(content, indent=1) + "\n").encode())
     _update(folder / "summary.csv", name, headline)
     if hasattr(result, "plot"):
-        try:
-            figure = result.plot()
-        except InputError as error:  # a package is missing; the numbers are written
-            log.warning("no figure of %s: %s", name, error)
-            return
-        for suffix in ("png", "svg"):
-            figure.savefig(folder / f"{name}.{suffix}")
+        _save(result.plot, folder, name)
+
+
+def _save(draw: Callable[[], Any], folder: Path, name: str) -> None:
+    try:
+        figure = draw()
+    except InputError as error:  # a package is missing; the numbers are written
+        log.warning("no figure of %s: %s", name, error)
+        return
+    for suffix in ("png", "svg"):
+        figure.savefig(folder / f"{name}.{suffix}")
 
 
 def _update(path: Path, name: str, headline: Headline) -> None:

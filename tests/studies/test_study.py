@@ -13,6 +13,7 @@ from helpers import network, plain, world
 import fedflat
 from fedflat import Experiment, InputError, analysis, data
 from fedflat.cli import main
+from fedflat.report.html import report
 from fedflat.studies.run_data import run_data
 from fedflat.studies.study import STUDIES, study
 
@@ -55,6 +56,29 @@ def test_figures_are_pictures(runs: list[Path]) -> None:
     study(runs[:1], ["curvature"], samples=40)
     assert (runs[0] / "analysis" / "curvature.png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in (runs[0] / "analysis" / "curvature.svg").read_text()
+
+
+def test_corruptions_of_several_runs(
+    runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One row per corruption that says how it was made, one figure of all runs, photographs of ice where they lie."""
+    pillow = pytest.importorskip("PIL.Image")
+    monkeypatch.setenv("COLUMNS", "120")
+    folder = tmp_path / "CIFAR-10-C" / "frost"
+    folder.mkdir(parents=True)
+    for number in range(1, 6):
+        pillow.new("RGB", (40, 50), (40 * number,) * 3).save(folder / f"frost{number}.png")
+    words = ["--what", "corruptions", "--samples", "40", "--workers", "1", "--data-root", str(tmp_path)]
+    assert main(["analyze", *map(str, runs[:2]), *words]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    stored = [json.loads((run / "analysis" / "corruptions.json").read_text()) for run in runs[:2]]
+    assert stored[0]["faith"]["frost"] == "in law"
+    (told,) = [line.split() for line in lines if line.split()[:1] == ["spatter,"]]
+    assert told[1] == "approximate"
+    assert list(map(float, told[2:])) == pytest.approx([one["by_corruption"]["spatter"] for one in stored], abs=1e-3)
+    assert (runs[0] / "analysis" / "corruptions-together.png").read_bytes().startswith(b"\x89PNG")
+    page = report(runs[:2], tmp_path / "page.html").read_text()
+    assert "Corrupted images" in page and "glass blur" in page
 
 
 def test_it_is_the_analysis_of_the_evaluated_model_on_the_training_data(runs: list[Path]) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 from fedflat.report.page.flatness import lines, pairs
 from fedflat.report.page.markup import Section, table
 from fedflat.report.page.page import Page, beside, named
-from fedflat.words import with_spread
+from fedflat.words import MISSING, TIE, with_spread
 
+HEADS = ("clean", "mean of all", "drop")
 GAPS = {
     "training loss": "train_loss",
     "test loss": "test_loss",
@@ -58,6 +59,33 @@ def calibration(page: Page) -> Section | None:
 def _middles(bins: int) -> list[float]:
     """Of equal parts of [0, 1], where curves of different runs can be averaged."""
     return [(place + 0.5) / bins for place in range(bins)]
+
+
+def corruptions(page: Page) -> Section | None:
+    """Accuracy on corrupted test images: one row per corruption, one column per group."""
+    found = page.analyses("corruptions", _damaged)
+    if not found:
+        return None
+    first = found[0][1][0]
+    order = [*HEADS, *sorted(set(first) - set(HEADS), key=lambda name: -first[name])]
+    rows = [
+        [name.replace("_", " "), *(_percents([run[name] for run in runs if name in run]) for _, runs in found)]
+        for name in order
+    ]
+    how = (
+        "Test images with noise, blur, weather or digital damage. A better model is better on damaged images, too, so "
+        "read the drop beside the accuracy on clean ones."
+    )
+    body = [table(["images", *(group.label for group, _ in found)], rows, "Accuracy on corrupted images")]
+    return Section("corruptions", "Corrupted images", how, body, "Corruptions")
+
+
+def _damaged(values: dict[str, Any]) -> dict[str, float]:
+    return {"clean": values["clean"], "mean of all": values["mean"], "drop": values["drop"], **values["by_corruption"]}
+
+
+def _percents(values: Sequence[float]) -> str:
+    return f"{with_spread([100 * value for value in values])}{TIE}%" if values else MISSING
 
 
 def pruning(page: Page) -> Section | None:
