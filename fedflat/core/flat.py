@@ -9,6 +9,7 @@ import copy
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypedDict
 
 import torch
@@ -178,6 +179,18 @@ class FlatModel:
         """The parameters that are not trained, by name: no vector holds them, and they are never sent."""
         trained = {id(self.module.get_parameter(span.name)) for span in self.spans}
         return [(name, p.detach()) for name, p in self.module.named_parameters() if id(p) not in trained]
+
+    @cached_property
+    def places(self) -> list[tuple[dict[str, Any], str, str]]:
+        """Where the module keeps what the vectors hold: a dictionary, the key in it, and the name of the tensor.
+
+        A tensor that several modules share has several places.
+        """
+        spans = (*self.spans, *self.buffer_spans, *self.counter_spans)
+        held = dict(self.module.named_parameters()) | dict(self.module.named_buffers())
+        names = {id(held[span.name]): span.name for span in spans}
+        owners = (o for m in self.module.modules() for o in (m._parameters, m._buffers))
+        return [(o, key, names[id(t)]) for o in owners for key, t in o.items() if id(t) in names]
 
     def each(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call `function(*args)`; a `StackedModel` does so for every client, see there."""

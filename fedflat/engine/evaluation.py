@@ -229,7 +229,7 @@ def _adapted(setup: Setup, broadcast: Broadcast, jobs: Sequence[Job]) -> Tensor:
 def score_rows(setup: Setup, theta: Tensor, tests: Sequence[Samples | None]) -> list[Score]:
     """Score the weights in each row on the test set of a client, in evaluation mode."""
     setup.model.module.eval()
-    model, batches = StackedModel(setup.model, list, len(theta)), list[tuple[Any, Tensor]]()
+    model, batches = StackedModel(setup.model, list, len(theta), setup.folds), list[tuple[Any, Tensor]]()
     model.theta.copy_(theta)
     for test in tests:
         assert test is not None

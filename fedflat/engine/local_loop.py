@@ -26,6 +26,10 @@ from fedflat.engine.full_passes import FullPasses
 from fedflat.engine.minibatches import lockstep, minibatches, pieces, planned_steps
 from fedflat.engine.setup import Broadcast, Job, Setup
 from fedflat.errors import InputError
+from fedflat.tasks.losses import row_losses
+
+WITHIN = ("around_forward", "loss", "further_losses")
+"""Slots of parts that act within one client's forward pass."""
 
 
 def local_view(setup: Setup, broadcast: Broadcast, job: Job, origin: Tensor, samples: int) -> Local:
@@ -58,7 +62,7 @@ def stack_view(
     def generators() -> list[torch.Generator]:
         return [streams.global_generator(seed, purpose, broadcast.round, job.client) for job in jobs]
 
-    model = StackedModel(setup.model, generators, len(jobs))
+    model = StackedModel(setup.model, generators, len(jobs), setup.folds)
     if jobs[0].theta is not None:
         model.theta.copy_(torch.stack([job.theta for job in jobs if job.theta is not None]))
     states = stacked_states([job.states for job in jobs])
@@ -101,6 +105,7 @@ class LocalLoop:
         self._step_loss: Tensor | None = None
         self._losses: list[tuple[Tensor, Number, Sequence[int], bool]] = []  # see `_record`
         self._fits = 0
+        self._folds = setup.folds and local.count > 1 and not any(map(self._fill, WITHIN))
         passes = FullPasses(setup, samples)
         local.full_gradient, local.full_loss, local.label_counts = passes.gradient, passes.loss, passes.label_counts
 
@@ -226,8 +231,11 @@ class LocalLoop:
             of: A function of the model's output to differentiate instead of the loss and its terms.
         """
         local, size = self.local, self.setup.experiment.microbatch
-        local.grad.zero_()
-        loss, of_data = self._pass(local.batch, of) if size is None else self._in_pieces(size, of)
+        if self._folds and of is None:
+            loss = of_data = self._folded(local.batch)
+        else:
+            local.grad.zero_()
+            loss, of_data = self._pass(local.batch, of) if size is None else self._in_pieces(size, of)
         if self._step_loss is None:
             self._step_loss = of_data
         if local.only is not None:
@@ -242,6 +250,15 @@ class LocalLoop:
         )  # of a stack, each client's gradient goes into its own row
         whole.backward()
         return loss.detach(), of_data.detach()
+
+    def _folded(self, batch: Batch) -> Tensor:
+        """A forward and a backward pass of a stack whose losses have no terms; returns the losses."""
+        model, losses_of = self.local.model, row_losses(self.setup.criterion)
+        output = model(batch.x)
+        losses = [weight * losses_of(output, y) for weight, y in batch.targets]
+        loss = losses[0] if len(losses) == 1 else torch.stack(losses).sum(0)
+        model.backpropagate(loss)  # type: ignore[attr-defined]
+        return loss.detach()
 
     def _in_pieces(self, size: int, of: Callable[[Any], Tensor] | None) -> tuple[Tensor, Tensor]:
         """The same for a minibatch in pieces, one pass each; every gradient is weighted by its share of the targets."""

@@ -107,6 +107,7 @@ class Setup:
         sampled: Whether `participation` draws the participants; False if the user chooses them.
         stack: How many clients a worker trains in lockstep; see `engine.stacking`.
         pads: Whether minibatches of a stack may be filled up to the same size.
+        folds: Whether a stack computes the network by `core.folded`, and the data loss alone.
         draws: Whether clients draw from the global generators, which are then seeded for each of them; None: unknown.
         deployed: Whether clients are separate machines: a round without any update is then void, not an error.
         devices: The devices that the experiment names. `on` gives the setup of one of them; the server's own setup,
@@ -128,6 +129,7 @@ class Setup:
     sampled: bool = True
     stack: int = 1
     pads: bool = False
+    folds: bool = False
     draws: bool | None = None
     deployed: bool = False
     devices: tuple[torch.device, ...] = (CPU,)

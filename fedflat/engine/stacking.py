@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from fedflat.engine.drawing import Drawing
 from fedflat.engine.jobs import run_jobs
 from fedflat.engine.placement import fork_hindrance, processes
 from fedflat.engine.setup import Broadcast, Job, Setup, fresh_server
+from fedflat.tasks.losses import row_losses
 
 log = logging.getLogger(__name__)
 CHOICES = (8, 32, 128, 512)
@@ -35,28 +37,28 @@ REPEATS, SECONDS = 6, 0.5  # of a trial
 
 
 def prepare(setup: Setup, picked: int | None = None) -> None:
-    """Set `setup.stack` and `setup.pads`; a wish that cannot be met is told once.
+    """Set `setup.stack`, `setup.pads` and `setup.folds`; a wish that cannot be met is told once.
 
     Args:
         setup: The setup of the run.
         picked: What `auto` picked when the run began; None: it is measured now.
     """
     wanted = setup.experiment.stack
-    setup.stack, setup.pads = 1, False
+    setup.stack, setup.pads, setup.folds = 1, False, False
     if wanted == 1 or (wanted == "auto" and picked == 1):
         return
     if accelerated() and can_fork() and not fork_hindrance(setup.devices):
         # The trials compute gradients, after which this process could fork no workers.
-        setup.stack, setup.pads = in_child(lambda: _prepared(setup, picked))
+        setup.stack, setup.pads, setup.folds = in_child(lambda: _prepared(setup, picked))
     else:
-        setup.stack, setup.pads = _prepared(setup, picked)
+        _prepared(setup, picked)
 
 
-def _prepared(setup: Setup, picked: int | None) -> tuple[int, bool]:
-    """The size of a stack, and whether minibatches may be filled up."""
+def _prepared(setup: Setup, picked: int | None) -> tuple[int, bool, bool]:
+    """`prepare` in this process; returns what it sets."""
     wanted = setup.experiment.stack
     with streams.preserved():
-        why, setup.pads = _examined(setup)
+        why = _examined(setup)
         if why is not None:
             log.log(
                 logging.INFO if wanted == "auto" else logging.WARNING, "clients train one by one, not stacked: %s", why
@@ -66,57 +68,91 @@ def _prepared(setup: Setup, picked: int | None) -> tuple[int, bool]:
             log.info("stack=auto: a worker trains %d clients at once", setup.stack)
         else:
             setup.stack = int(wanted)
-    return setup.stack, setup.pads
+    return setup.stack, setup.pads, setup.folds
 
 
-def _examined(setup: Setup) -> tuple[str | None, bool]:
-    """Why clients cannot be stacked, or None; and whether minibatches may be filled up."""
+def _examined(setup: Setup) -> str | None:
+    """Why clients cannot be stacked, or None; finds out whether minibatches may be filled up, and the network folds."""
     for part in setup.method.parts:
         if not can_stack(part):
-            return f"the part {part.name!r} works on one client at a time", False
+            return f"the part {part.name!r} works on one client at a time"
     for name, layer in batchnorms(setup.model.module):
-        return f"{name} ({type(layer).__name__}) keeps statistics of its batches", False
+        return f"{name} ({type(layer).__name__}) keeps statistics of its batches"
     if setup.experiment.precision != "float32":
-        return f"precision={setup.experiment.precision!r}", False
+        return f"precision={setup.experiment.precision!r}"
     if setup.experiment.microbatch is not None:
-        return f"microbatch={setup.experiment.microbatch}", False
+        return f"microbatch={setup.experiment.microbatch}"
     if setup.experiment.compile != "none":
-        return f"compile={setup.experiment.compile!r}", False
+        return f"compile={setup.experiment.compile!r}"
     samples, before = setup.federation.samples(0), streams.global_states()
     positions = torch.arange(2) % len(samples)
     x, y = samples.batch(positions)
     x = setup.federation.preprocess(x, None, setup.model.theta.dtype)
     if streams.global_states() != before:
-        return "reading the data draws random numbers, which a stack cannot tell apart by client", False
+        return "reading the data draws random numbers, which a stack cannot tell apart by client"
     return _tried(setup, x, y)
 
 
-def _tried(setup: Setup, x: object, y: Tensor) -> tuple[str | None, bool]:
+def _tried(setup: Setup, x: object, y: Tensor) -> str | None:
     """Train two clients on the same minibatch, alone and stacked; see `_examined`."""
     model, criterion = setup.model, setup.criterion
     model.module.train()
-    stacked = StackedModel(model, lambda: [torch.Generator().manual_seed(0) for _ in range(2)], 2)
+    stacked = _pair(setup)
     entered: list[str] = []
     torch.default_generator.manual_seed(0)
     alone = criterion(model(x), y)
     states = streams.global_states()
     try:
         with _noting(setup, entered):
-            twice = map_inputs(lambda leaf: torch.stack([leaf, leaf]) if isinstance(leaf, Tensor) else leaf, (x, y))
+            twice = _twice((x, y))
             losses = stacked.each(lambda x, y: criterion(stacked(x), y), *twice)
             losses.backward(torch.ones_like(losses))
     except Exception as error:
         reason = str(error).strip().split("\n")[0][:160]
-        return f"{' → '.join(entered) or 'the loss'} cannot be vectorised over clients: {reason}", False
+        return f"{' → '.join(entered) or 'the loss'} cannot be vectorised over clients: {reason}"
     finally:
         model.grad.zero_()
         model.take_features()
     if streams.global_states() != states or not torch.allclose(
         losses, alone.expand(2), rtol=1e-3, atol=1e-5, equal_nan=True
     ):
-        return f"{type(model.module).__name__} computes something else for stacked clients", False
+        return f"{type(model.module).__name__} computes something else for stacked clients"
     quiet = not any(setup.method.filling(slot) for slot in ("around_forward", "loss"))  # they may take means
-    return None, quiet and not stacked.draws and _fills_up(setup, x, y)
+    setup.pads = quiet and not stacked.draws and _fills_up(setup, x, y)
+    setup.folds = all(_folds(setup, x, y, training) for training in (False, True))
+    return None
+
+
+def _pair(setup: Setup, folds: bool = False) -> StackedModel:
+    """Two clients with the weights of the setup's model."""
+    return StackedModel(setup.model, lambda: [torch.Generator().manual_seed(0) for _ in range(2)], 2, folds)
+
+
+def _twice(x: object) -> Any:
+    return map_inputs(lambda leaf: torch.stack([leaf, leaf]) if isinstance(leaf, Tensor) else leaf, x)
+
+
+def _folds(setup: Setup, x: object, y: Tensor, training: bool) -> bool:
+    """Whether the network folds: two clients with different weights have the losses and gradients of `torch.vmap`."""
+    pairs, states, found = [_pair(setup), _pair(setup, folds=True)], streams.global_states(), list[Tensor]()
+    setup.model.module.train(training)
+    try:
+        for pair in pairs:
+            pair.theta[1].mul_(0.75)
+            losses = row_losses(setup.criterion)(pair(_twice(x)), _twice(y))
+            pair.backpropagate(losses)
+            found += [losses.detach(), pair.grad]
+    except Exception:
+        log.debug("the network does not fold", exc_info=True)
+        return False
+    finally:
+        setup.model.module.train()
+        setup.model.take_features()
+    close = 1e-9 if found[0].dtype == torch.float64 else 1e-4
+    return streams.global_states() == states and all(
+        torch.allclose(mine, theirs, rtol=close, atol=close * float(theirs.abs().max()), equal_nan=True)
+        for theirs, mine in (found[::2], found[1::2])
+    )
 
 
 @contextmanager

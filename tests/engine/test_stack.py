@@ -119,6 +119,33 @@ def test_dropout_draws_from_each_clients_own_stream() -> None:
     assert_alike(trained("sam", model=model), stacked)
 
 
+class Centred(nn.Module):
+    """Looks at all samples of a batch, which must be those of one client."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(0)
+
+
+class Scaled(nn.Module):
+    """Has weights of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+@pytest.mark.parametrize(("layer", "folds"), [(nn.Tanh(), True), (Centred(), False), (Scaled(), False)])
+def test_networks_that_do_not_fold_into_one_batch_are_vectorised(layer: nn.Module, folds: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), layer, nn.Linear(64, 3))
+    stacked = trained("scaffold+sam", stack=4, model=model)
+    assert (stacked._state.setup.stack, stacked._state.setup.folds) == (4, folds)
+    assert_alike(trained("scaffold+sam", model=model), stacked)
+
+
 def test_a_loss_that_knows_no_ignored_labels_stacks_clients_of_equal_sizes() -> None:
     def squares(output: Tensor, y: Tensor) -> Tensor:
         return (output - F.one_hot(y, 3)).square().mean()
