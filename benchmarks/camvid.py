@@ -30,7 +30,7 @@ METHODS: dict[str, dict[str, Any]] = {
 
 
 def experiment(scene: str, kind: str, rounds: int, **fields: Any) -> fedflat.Experiment:
-    """The setting: BiSeNetV2 of half width without auxiliary heads, 96×128, plain cross-entropy, 8 clients a round.
+    """The setting: BiSeNetV2 of half width without auxiliary heads, 96×128, plain cross-entropy, 8 clients per round.
 
     An average of weights has no BatchNorm statistics of its own, so those of all methods but SiLoBN are estimated anew
     for the evaluated weights; training does not see them.

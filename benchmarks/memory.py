@@ -2,7 +2,7 @@
 
     python benchmarks/memory.py [--method scaffold] [--rounds 20]
 
-Each size runs in a process of its own on the embedded digits, 10 clients a round. Peak is the proportional set size
+Each size runs in a process of its own on the embedded digits, 10 clients per round. Peak is the proportional set size
 (shared pages counted once) of the whole family of processes, sampled every few milliseconds. The last line is one JSON
 object.
 """

@@ -80,7 +80,7 @@ class Contender(Fedflat):
 
 
 class CPUContender(Contender):
-    """The same in this process, one client a round, by the processor's time."""
+    """The same in this process, one client per round, by the processor's time."""
 
     def round_seconds(self, rounds: int) -> list[float]:
         """Seconds of each round, the first one left out."""

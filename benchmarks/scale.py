@@ -1,4 +1,4 @@
-"""A simulation of a million clients, a thousand a round, with a tiny model: does it stay in flat memory?
+"""A simulation of a million clients, a thousand per round, with a tiny model: does it stay in flat memory?
 
     python benchmarks/scale.py [--method fedavg scaffold] [--backend pool] [--rounds 100] [--stack 1]
     python benchmarks/scale.py --clients 10000 --per-round 50 --rounds 20        # the same in seconds

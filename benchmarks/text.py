@@ -27,7 +27,7 @@ METHODS: dict[str, dict[str, Any]] = {
 
 
 def experiment(rounds: int, **fields: Any) -> fedflat.Experiment:
-    """The setting: 10 of 142 roles a round, 20 steps of 10 windows of 80 characters, LSTM of 64."""
+    """The setting: 10 of 142 roles per round, 20 steps of 10 windows of 80 characters, LSTM of 64."""
     return fedflat.Experiment(
         data="tiny_shakespeare",
         model="char_lstm(hidden=64, layers=1)",

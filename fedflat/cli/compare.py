@@ -1,8 +1,7 @@
 """Compare runs in a table: mean ± deviation over seeds, rounds to targets, worst clients, cost, significance.
 
-Runs that differ only in the seed make one row. A significance test compares every row with the baseline in the
-same setting. The runs need
-not be finished.
+Runs that differ only in the seed make one row. A significance test compares every row with the baseline in the same
+setting. The runs need not be finished.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ def tail_mean(points: Points, rounds: int, until: int) -> float | None:
     return fmean(values) if values else None
 
 
-FALLS = ("loss", "_std", "seconds", "rmse", "mae", "perplexity", "ece")  # endings of names of which less is better
+FALLS = ("loss", "_std", "seconds", "error", "mse", "mae", "perplexity", "ece")  # endings of what should be small
 SHARES = ("accuracy", "top5", "macro_f1", "auc", "miou", "ece")  # endings of the names of shares of 1
 
 

@@ -153,7 +153,7 @@ def folder(root: Path | None, path: str, size: int = 32) -> Pool:
         raise DataError(f"folder: size must be from 1 to {SIDE} pixels, not {size}")
     base = _own(root, path)
     if not (base / "train").is_dir():
-        raise DataError(f"{base / 'train'} is missing; expected one folder a class in it")
+        raise DataError(f"{base / 'train'} is missing; expected one folder per class in it")
     classes = sorted(entry.name for entry in (base / "train").iterdir() if entry.is_dir())
     train, test = (read_class_folders(base / split, classes, size) for split in ("train", "test"))
     return make_pool(train, test, len(classes), str(base))

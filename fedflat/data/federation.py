@@ -90,12 +90,12 @@ class Federation:
         tests: Sequence[Any] | None = _by_name(client_tests, train)
         clients: Sequence[Any] = list(train.values()) if isinstance(train, Mapping) else train
         if isinstance(train, tuple) and len(train) == 2 and all(isinstance(part, Tensor) for part in train):
-            raise InputError("train takes one entry a client; for a single client give [(x, y)]")
+            raise InputError("train takes one entry per client; for a single client give [(x, y)]")
         if len(clients) == 0:
             raise InputError("a federation needs at least one client; train is empty")
         for what, given in (("client_tests", tests), ("sizes", sizes)):
             if given is not None and len(given) != len(clients):
-                raise InputError(f"{what} has {len(given)} entries for {len(clients)} clients; give one a client")
+                raise InputError(f"{what} has {len(given)} entries for {len(clients)} clients; give one per client")
         self.name, self.partition = name, partition
         self.preprocess = preprocess or Preprocess()
         self._form: dict[str, Any] = {"columns": columns, "collate": collate}
@@ -157,7 +157,7 @@ class Federation:
         return len(self._train)
 
     def __repr__(self) -> str:
-        return f"Federation({self.name!r}, {len(self)} clients)"
+        return f"Federation({self.name!r}, {len(self)} client{'' if len(self) == 1 else 's'})"
 
     @property
     def divided(self) -> bool:

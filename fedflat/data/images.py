@@ -64,7 +64,7 @@ def decode_all(paths: Sequence[Path], size: int) -> np.ndarray:
 def read_class_folders(folder: Path, classes: Sequence[str], size: int) -> tuple[np.ndarray, np.ndarray]:
     """Images and labels of `folder/CLASS/*.png|jpg`; a folder that is not among the classes is an error."""
     if not folder.is_dir():
-        raise DataError(f"{folder} is missing; expected one folder a class in it")
+        raise DataError(f"{folder} is missing; expected one folder per class in it")
     unknown = sorted(path.name for path in folder.iterdir() if path.is_dir() and path.name not in classes)
     if unknown:
         raise DataError(f"{folder}: class {unknown[0]!r} is not among the training classes")

@@ -35,7 +35,7 @@ class Split:
 
     @classmethod
     def of(cls, lists: Iterable[np.ndarray]) -> Split:
-        """Pack one array a client.
+        """Pack one array per client.
 
         >>> Split.of([np.array([4, 2]), np.array([7])]).sizes
         array([2, 1])

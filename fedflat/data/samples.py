@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from fedflat.errors import InputError
+from fedflat.words import shortened
 
 Collate = Callable[[list[Any]], Any]
 Columns = tuple[str | Sequence[str], str]
@@ -41,9 +42,9 @@ class TensorSamples:
 
     def __init__(self, x: Tensor, y: Tensor, indices: Tensor | None = None) -> None:
         if x.dim() == 0 or y.dim() == 0:
-            raise InputError("x and y need a dimension that counts samples; train takes one entry a client")
+            raise InputError("x and y need a dimension that counts samples; train takes one entry per client")
         if len(x) != len(y):
-            raise InputError(f"{len(x)} inputs but {len(y)} targets: one target a sample is needed")
+            raise InputError(f"{len(x)} inputs but {len(y)} targets: one target per sample is needed")
         self.x, self.y, self.indices = x, y, indices
         # A gather of whole rows is a memory copy only along the memory's own order.
         self._swapped = x.dim() == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
@@ -111,8 +112,14 @@ class DatasetSamples:
         if not (isinstance(rows[0], (tuple, list)) and len(rows[0]) == 2):
             kind = type(rows[0]).__name__
             raise InputError(f"a sample must be a pair (x, y), not a {kind}: wrap the data set in one that gives pairs")
-        x, y = default_collate(rows)
-        return x, torch.as_tensor(y)
+        try:
+            x, y = default_collate(rows)
+            return x, torch.as_tensor(y)
+        except (RuntimeError, TypeError) as error:
+            raise InputError(
+                f"samples cannot be put into one batch: {error}; give Federation(collate=…), a function that makes "
+                "a batch (x, y) from a list of samples"
+            ) from error
 
 
 def _pair(made: Any) -> tuple[Any, Tensor]:
@@ -214,21 +221,24 @@ class TableSamples:
         """Inputs and targets at these positions."""
         positions = (indices if self._rows is None else self._rows[indices]).tolist()
         rows = self._table.iloc[positions] if _is_frame(self._table) else self._table[positions]
-        parts = [_tensor(rows[name]) for name in self._inputs]
+        parts = [_tensor(rows[name], name) for name in self._inputs]
         if self._together:
             parts = [torch.stack([part.float() for part in parts], dim=1)]
-        target = _tensor(rows[self._target])
+        target = _tensor(rows[self._target], self._target)
         return parts[0], target if target.is_floating_point() else target.long()
 
 
-def _tensor(values: Any) -> Tensor:
-    """A column as one tensor."""
+def _tensor(values: Any, name: str) -> Tensor:
+    """A column as one tensor. Raises `InputError` for text and other things that are not numbers."""
     array = np.asarray(values) if hasattr(values, "to_numpy") else np.stack([np.asarray(value) for value in values])
     if array.dtype == np.float64:  # what pandas and lists make of any number
         array = array.astype(np.float32)
     if array.dtype == np.uint8 and array.ndim in (3, 4):  # pictures: channels last, or none
         array = array[:, None] if array.ndim == 3 else np.moveaxis(array, 3, 1)
-    return torch.from_numpy(np.ascontiguousarray(array))
+    if array.dtype.kind not in "fiub":
+        found = shortened(array.flat[0])
+        raise InputError(f"column {name!r} holds {found}, and a model needs numbers: convert it first")
+    return torch.from_numpy(np.require(array, requirements=["C", "W"]))  # pandas hands out arrays that are read-only
 
 
 def as_samples(data: Any, where: str, columns: Columns | None = None, collate: Collate | None = None) -> Samples:

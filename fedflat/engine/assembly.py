@@ -24,6 +24,7 @@ from fedflat.core.optimizers import SHARED
 from fedflat.core.part import Part
 from fedflat.core.participation import AUTO, LAWS
 from fedflat.core.private import Private
+from fedflat.core.samples import Samples
 from fedflat.core.schedules import schedules
 from fedflat.data import DATASETS, NATURAL, PARTITIONS, Federation, load_federation
 from fedflat.engine.faults import one_number
@@ -235,7 +236,8 @@ def _try_out(setup: Setup, own_loss: bool) -> int | None:
         _check_own_loss(setup)
         return None
     task = setup.federation.task
-    for where, samples in (("client 0", setup.federation.samples(0)), ("the test set", setup.federation.test)):
+    first = setup.federation.called(0), setup.federation.samples(0)
+    for where, samples in (first, ("the test set", setup.federation.test)):
         if samples is None or len(samples) == 0:
             continue
         try:
@@ -246,8 +248,15 @@ def _try_out(setup: Setup, own_loss: bool) -> int | None:
         except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
             if isinstance(error, InputError):
                 raise
-            raise InputError(f"the model does not take the data of {where}: {error}") from error
+            raise InputError(f"the model does not take the data of {where}: {error}{_hint(error, samples)}") from error
     return classes
+
+
+def _hint(error: Exception, samples: Samples) -> str:
+    """What to do where the type of the inputs is wrong: whole numbers reach the model as they are."""
+    x = samples.batch(torch.arange(1))[0]
+    wrong = isinstance(x, Tensor) and not x.is_floating_point() and x.dtype != torch.uint8 and "dtype" in str(error)
+    return f". The inputs are {str(x.dtype).removeprefix('torch.')}: make them uint8 or floating point" if wrong else ""
 
 
 def _check_own_loss(setup: Setup) -> None:

@@ -11,7 +11,7 @@ from fedflat.core.samples import Samples
 from fedflat.engine.setup import Setup
 from fedflat.errors import InputError, UnknownNameError
 from fedflat.tasks import Metric, metrics_of
-from fedflat.tasks.metrics import Wanted
+from fedflat.tasks.metrics import METRICS, Wanted
 
 COUNTED = ("train_loss", "lr", "clients", "left_out", "steps", "floats_down", "floats_up", "seconds")
 """What every row of a run has besides what is measured."""
@@ -40,7 +40,7 @@ def choose_metrics(setup: Setup, wanted: Wanted = (), samples: Samples | None = 
     """
     own, task = metrics_of(wanted), metrics_of(setup.federation.task.metrics)
     try:
-        output, y = tried(setup, samples or setup.federation.samples(0))
+        output, y = tried(setup, samples or setup.federation.samples(0), count=2)  # of one, any shape looks right
     except Exception:  # a user's own model and loss may need more than one sample
         setup.metrics = [*own]
     else:
@@ -65,7 +65,7 @@ def _fits(metric: Metric, output: Any, y: Tensor) -> bool:
 
 
 def require_recorded(setup: Setup, name: str) -> None:
-    """Raise `UnknownNameError` for a number that the rows of a run will not have.
+    """Raise `InputError` for a number that the rows of a run will not have.
 
     Where parts add numbers of their own, only the first row can tell, and nothing is refused here.
     """
@@ -74,8 +74,12 @@ def require_recorded(setup: Setup, name: str) -> None:
     names = [*(metric.name for metric in setup.metrics), "loss"]
     known = [*names, *(f"{test}_{each}" for test in setup.federation.tests for each in names), *COUNTED]
     parts = tuple(f"{each}_" for each in (*known, "clients", "personal"))  # of classes and of clients
-    if name not in known and not name.startswith(parts):
-        raise UnknownNameError("metric", name, known)
+    if name in known or name.startswith(parts):
+        return
+    if name in METRICS:
+        remedy = f"add it with --metrics {name}, or run(metrics=[{name!r}])"
+        raise InputError(f"{name!r} is not measured in this run: {remedy}")
+    raise UnknownNameError("metric", name, known)
 
 
 def describe_task(setup: Setup) -> dict[str, Any]:

@@ -54,7 +54,7 @@ from fedflat import Experiment
 from fedflat.flower import client_app, named_data, server_app
 
 logging.basicConfig(format="%(message)s")
-logging.getLogger("fedflat").setLevel(logging.INFO)  # a line a round
+logging.getLogger("fedflat").setLevel(logging.INFO)  # a line per round
 
 experiment = Experiment.from_toml(Path(__file__).parent / "experiment.toml")
 

@@ -22,6 +22,7 @@ from fedflat.runs.records import (
     grouped,
     lead_of,
     records_of,
+    shared_setting,
 )
 from fedflat.specs import split
 from fedflat.words import percent
@@ -187,7 +188,8 @@ def _tails(records: Sequence[Record], metric: str) -> dict[int, float]:
 
 
 def _notes(rows: Sequence[Row], groups: Mapping[str, Sequence[Record]], metric: str) -> Iterator[str]:
-    """Explanations of the table, one sentence each."""
+    """What the runs have in common, and explanations of the table."""
+    yield f"{shared_setting([record for group in groups.values() for record in group])}."
     last = percent(TAIL, 0)
     yield f"tail: mean over the last {last} of the rounds; ±: sample standard deviation over the runs of a row."
     tests = " or ".join(dict.fromkeys(row["test"] for row in rows if row["p"] is not None))

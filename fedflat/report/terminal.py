@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fedflat.console import WIDE, plain_table, shown_path
 from fedflat.core.curves import written
 from fedflat.report.chart import Curve, chart
-from fedflat.runs.records import TAIL, Record, lead_of, presets
+from fedflat.runs.records import TAIL, Record, lead_of, presets, shared_setting
 from fedflat.words import MISSING, duration, parameters_told, percent
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def runs_table(records: Sequence[Record]) -> Table:
 
     heads = ("", "run", "rounds", "last", "best", "at", "tail", "s/round")
     table = plain_table(heads, [], numbers=range(2, len(heads)))
-    notes = [f"tail: mean over the last {percent(TAIL, 0)} of the rounds", *_presets(records)]
+    notes = [shared_setting(records), f"tail: mean over the last {percent(TAIL, 0)} of the rounds", *_presets(records)]
     table.caption, table.caption_justify = escape("\n".join(notes)), "left"
     for place, record in enumerate(records):
         table.add_row(*_run_row(place, record))

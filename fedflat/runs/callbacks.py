@@ -33,8 +33,9 @@ class Callback:
 
     Data: `run` is the `Run` that will be returned. `metrics` is its last row, `run.metrics[-1]`; a metric that was not
     measured in this round is None or missing. `run.last_clients` and `run.last_evaluations` are the rows that the
-    round added; `run.clients` and `run.evaluations` are all rows, read from the run folder at each access. A callback
-    must not change the run.
+    round added; `run.clients` and `run.evaluations` are all rows, read from the run folder at each access. `round` may
+    add numbers to `metrics`, such as `metrics["watts"] = 40.5`: they are written to the run folder with the row, and
+    curves, comparisons and stopping rules take them like any metric. A callback must change nothing else in the run.
 
     Order: `start` and `round` are called in the order in which the callbacks were given, `end` in the opposite order.
     All callbacks are called after a round, even if one of them wants to stop.
@@ -58,7 +59,7 @@ class Callback:
     def client(self, run: Run, done: int, asked: int) -> None:
         """Called within a round, when the update of a client has arrived: that of `done` of the clients `asked`."""
 
-    def round(self, run: Run, metrics: Mapping[str, Any]) -> Stop:
+    def round(self, run: Run, metrics: dict[str, Any]) -> Stop:
         """Called after a round, when it has been evaluated and recorded."""
         return None
 

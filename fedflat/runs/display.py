@@ -78,7 +78,7 @@ class PlainProgress(Watcher):
         if done:
             say(f"{self._label}{'continuing after' if done < rounds else 'finished earlier,'} round {done} of {rounds}")
 
-    def round(self, run: Run, metrics: Mapping[str, Any]) -> None:
+    def round(self, run: Run, metrics: dict[str, Any]) -> None:
         """Write a line if one is due."""
         done, rounds = metrics["round"], run.experiment.rounds
         self._scores = scores(metrics, str(run.task.get("lead", "accuracy"))) or self._scores
@@ -150,7 +150,7 @@ class _Row(Watcher):
             status = f"{self._scores}  [dim]client {done} of {asked}  {self._pace.left(rounds)} left"
             self._board.bars.update(self._task, completed=rounds, status=status)
 
-    def round(self, run: Run, metrics: Mapping[str, Any]) -> None:
+    def round(self, run: Run, metrics: dict[str, Any]) -> None:
         """Move the bar."""
         done = metrics["round"]
         self._scores = scores(metrics, str(run.task.get("lead", "accuracy"))) or self._scores
@@ -179,7 +179,7 @@ class Overall(Callback):
         self._total -= len(run.metrics)
         self._earlier += len(run.metrics)
 
-    def round(self, run: Run, metrics: Mapping[str, Any]) -> None:
+    def round(self, run: Run, metrics: dict[str, Any]) -> None:
         """Count a round."""
         self._done += 1
         status = f"[dim]{self._left()} left"
@@ -213,7 +213,7 @@ class Progress(Watcher):
         """Move the bar within a round."""
         self._row.client(run, done, asked)
 
-    def round(self, run: Run, metrics: Mapping[str, Any]) -> None:
+    def round(self, run: Run, metrics: dict[str, Any]) -> None:
         """Move the bar."""
         self._row.round(run, metrics)
 

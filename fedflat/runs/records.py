@@ -14,6 +14,7 @@ from fedflat.core.curves import falls, is_share, tail_mean
 from fedflat.errors import CheckpointError, InputError, UnknownNameError
 from fedflat.experiment import IRRELEVANT, Experiment, check_names
 from fedflat.runs.json_files import read_json, read_rows
+from fedflat.words import parameters_told
 
 if TYPE_CHECKING:
     import numpy as np
@@ -226,6 +227,20 @@ def presets(records: Sequence[Record]) -> dict[str, list[int]]:
             changed.setdefault(name, {}).update(dict.fromkeys(fields))
     texts = {name: f"{name}, changed: {', '.join(fields)}" if fields else name for name, fields in changed.items()}
     return {texts[name]: found for name, found in places.items()}
+
+
+def shared_setting(records: Sequence[Record]) -> str:
+    """What all these runs have in common: data, clients, model, loss and metrics; without what differs."""
+    told = [_setting(record) for record in records]
+    return ", ".join(words for words in told[0] if all(words in other for other in told)) if told else ""
+
+
+def _setting(record: Record) -> list[str]:
+    e, size, loss = record.experiment, parameters_told(record.details), record.details.get("loss")
+    metrics = [name for name in record.task.get("metrics", ()) if name != "loss"]
+    words = [f"data {e.data}", f"{e.clients} clients", f"partition {e.partition}"]
+    words += [f"model {e.model}" + (f" ({size})" if size else "")]
+    return words + ([f"loss {loss}"] if loss else []) + (["measured: " + " ".join(metrics)] if metrics else [])
 
 
 def differing(records: Sequence[Record]) -> list[str]:

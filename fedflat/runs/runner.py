@@ -266,7 +266,10 @@ def _rounds(run: Run, loop: RoundLoop, callbacks: Sequence[Callback]) -> None:
     while not state.finished and not state.stopped:
         metrics = loop.run_round()
         state.record(metrics, loop.rows, loop.evaluations)
-        state.stopped = _why(callbacks, [callback.round(run, metrics) for callback in callbacks])
+        try:
+            state.stopped = _why(callbacks, [callback.round(run, metrics) for callback in callbacks])
+        finally:
+            state.write_metrics()
         if time.monotonic() - saved > CHECKPOINT_SECONDS:
             state.save()
             saved = time.monotonic()

