@@ -1,12 +1,13 @@
-"""What the parts cost: a round of each method over a round of FedAvg, in turns in one run; and what its clients keep.
+"""What the parts cost: a round of each method over a round of FedAvg, by the processor's time; and what clients keep.
 
-    python benchmarks/overhead.py [--model cnn64|resnet56|lenet5] [--repeats 5] [--methods man,sam] [--cpu]
+    python benchmarks/overhead.py [--model cnn64|resnet56|lenet5] [--repeats 9] [--methods man,sam]
 
---cpu measures the processor time of one client's round in this process and takes the shortest of many, for a machine
-that is busy with other work: neighbours take away caches, which no other statistic survives.
+Both methods live in this process, on one thread as a worker has it, and take turns: a round of FedAvg, two of the
+method, one of FedAvg. Only these neighbours are compared, since programs beside this one take caches and clock from
+both alike. Printed are the median of the ratios, their quartiles, the limit, and the models that a client keeps.
 
-cnn64: W1's set-up, 100 clients of 500 CIFAR-shaped samples, 10 a round, 1 epoch, batch 50. resnet56: 2 of these clients
-a round and 4 local steps; the time of gradaug, whose passes are random, is held against its expected operations.
+cnn64: W1's set-up, a client of 500 CIFAR-shaped samples per round, 1 epoch, batch 50. resnet56: two such clients and 4
+local steps; gradaug, whose passes are random, is held against its expected operations, by the sums of its rounds.
 lenet5: 2 epochs; those of fedrep are one of the head and one of the body.
 The last line is one JSON object.
 """
@@ -18,15 +19,20 @@ import json
 import math
 import statistics
 import time
-from itertools import pairwise
 from typing import Any
 
-from speed import CLIENTS, SAMPLES, Fedflat
+import torch
+from speed import SAMPLES, Fedflat
 
 import fedflat
-from fedflat.core.flat import FlatModel
+from fedflat.core.method import Method
+from fedflat.core.processes import keep_pages
 from fedflat.cost import cost_of
-from fedflat.models import build_model
+from fedflat.engine.assembly import make_setup
+from fedflat.engine.backends.serial import Serial
+from fedflat.engine.round_loop import RoundLoop
+from fedflat.engine.setup import fresh_server
+from fedflat.runs.store import ClientStore
 from fedflat.specs import split
 
 METHODS = {  # by model: limit of the ratio to FedAvg (nan: a tenth above that of the MACs), models that a client keeps
@@ -54,57 +60,34 @@ METHODS = {  # by model: limit of the ratio to FedAvg (nan: a tenth above that o
     "resnet56": {"fedalign": (1.35, 0), "gradaug": (math.nan, 0)},
     "lenet5": {"ditto": (2.1, 1), "plgu_lf(layers=3)": (2.1, 1), "fedrep": (1.1, 0)},
 }
-CHANGES: dict[str, dict[str, Any]] = {
-    "resnet56": {"participation": "uniform(2)", "local_steps": 4},
-    "lenet5": {"local_epochs": 2},
-}
+CHANGES: dict[str, dict[str, Any]] = {"resnet56": {"local_steps": 4}, "lenet5": {"local_epochs": 2}}
+PARTICIPANTS = {"resnet56": (0, 1)}  # by model; otherwise client 0
 EQUAL_EPOCHS: dict[str, dict[str, Any]] = {"fedrep": {"method": "fedrep(head_epochs=1)", "local_epochs": 1}}
 
 
-class Contender(Fedflat):
-    """`fedflat.run` of one method on the shared data."""
+class Contender:
+    """A run of one method on the shared data that goes on round by round."""
 
     def __init__(self, model: str, method: str, federation: fedflat.Federation) -> None:
-        self.federation = federation
-        self.experiment = settings(model, method)
+        experiment = settings(model, method).replace(backend="serial", rounds=1_000_000)  # the last one is evaluated
+        self.setup, self.store = make_setup(experiment, federation=federation), ClientStore()
+        chosen = PARTICIPANTS.get(model, (0,))
+        self._loop = RoundLoop(self.setup, fresh_server(self.setup), Serial(self.setup), self.store, lambda t: chosen)
+        self.seconds()  # the first round has no state yet
 
-    def with_seed(self, seed: int) -> Contender:
-        """Itself, with other draws."""
-        self.experiment = self.experiment.replace(seed=seed)
-        return self
+    def seconds(self) -> float:
+        """Seconds of the processor for one more round."""
+        start = time.process_time()
+        self._loop.run_round()
+        return time.process_time() - start
 
-    @staticmethod
-    def ratio(method: str, pairs: list[tuple[list[float], list[float]]]) -> float:
-        """The median over the repeats of a typical round over a typical one of FedAvg."""
-        return statistics.median(typical(method, own) / typical(method, base) for own, base in pairs)
-
-
-class CPUContender(Contender):
-    """The same in this process, one client per round, by the processor's time."""
-
-    def round_seconds(self, rounds: int) -> list[float]:
-        """Seconds of each round, the first one left out."""
-        clock, experiment = CPUClock(), self.experiment.replace(rounds=rounds + 1, backend="serial")
-        run = {"federation": self.federation, "participants": lambda t: [0], "progress": False}
-        fedflat.run(experiment, callbacks=[clock], **run)
-        return [after - before for before, after in pairwise(clock.times)]
-
-    @staticmethod
-    def ratio(method: str, pairs: list[tuple[list[float], list[float]]]) -> float:
-        """The shortest round over FedAvg's shortest."""
-        own, base = (min(seconds for pair in pairs for seconds in pair[side]) for side in (0, 1))
-        return own / base
-
-
-class CPUClock(fedflat.Callback):
-    """The processor's time at the end of every round."""
-
-    def __init__(self) -> None:
-        self.times: list[float] = []
-
-    def round(self, run: fedflat.Run, metrics: Any) -> None:
-        """Note the time."""
-        self.times.append(time.process_time())
+    @property
+    def kept(self) -> float:
+        """What client 0 keeps, in models."""
+        states = self.store.get(0).values()
+        theta = self.setup.model.theta
+        kept = sum(tensor.numel() * tensor.element_size() for state in states for tensor in state.values())
+        return round(kept / (theta.numel() * theta.element_size()), 4)
 
 
 def settings(model: str, method: str) -> fedflat.Experiment:
@@ -113,28 +96,15 @@ def settings(model: str, method: str) -> fedflat.Experiment:
     return base.replace(**EQUAL_EPOCHS.get(method, {}))
 
 
-def times(model: str, methods: list[str], repeats: int, rounds: int, kind: type[Contender]) -> dict[str, float]:
-    """Ratios to FedAvg, which is measured just before and just after each method.
-
-    Only neighbours are compared, since a machine that others use is faster in one minute than in the next.
-    """
-    federation = Fedflat(model).federation
-    rivals = {method: kind(model, method, federation) for method in ("fedavg", *methods)}
-    found: dict[str, list[tuple[list[float], list[float]]]] = {method: [] for method in methods}
-    for repeat in range(repeats):
-        for method in methods:
-            turns = ("fedavg", method, method, "fedavg")
-            before, one, two, after = (rivals[name].with_seed(repeat).round_seconds(rounds) for name in turns)
-            found[method].append((one + two, before + after))
-            print(f"{repeat + 1}/{repeats}  {method:17s} {kind.ratio(method, found[method]):.3f} × fedavg", flush=True)
-    return {method: round(kind.ratio(method, pairs), 3) for method, pairs in found.items()}
-
-
-def typical(method: str, values: list[float]) -> float:
-    """The lower quartile: what a round takes when nothing else disturbs it much. The median, where rounds differ."""
-    if method.startswith("gradaug") or len(values) == 1:
-        return statistics.median(values)
-    return statistics.quantiles(values, n=4, method="inclusive")[0]
+def ratios(contender: Contender, fedavg: Contender, repeats: int, random: bool) -> list[float]:
+    """The quartiles of the ratios between neighbours; for random costs, three times the ratio of the sums."""
+    pairs = []
+    for _ in range(repeats):
+        before, one, two, after = (rival.seconds() for rival in (fedavg, contender, contender, fedavg))
+        pairs.append((one + two, before + after))
+    if random or repeats == 1:
+        return [sum(own for own, _ in pairs) / sum(base for _, base in pairs)] * 3
+    return statistics.quantiles([own / base for own, base in pairs], n=4, method="inclusive")
 
 
 def known(model: str) -> dict[str, tuple[float, int]]:
@@ -142,46 +112,46 @@ def known(model: str) -> dict[str, tuple[float, int]]:
     return METHODS.get(model, METHODS["cnn64"])
 
 
+def is_random(method: str) -> bool:
+    """Whether the passes of a step are drawn at random."""
+    return any(len(part.cost_variants()) > 1 for part in Method.parse(method).parts)
+
+
 def limit(model: str, method: str) -> float:
     """The largest ratio that is wanted; nan where nothing is said."""
-    if not method.startswith("gradaug"):
+    if not is_random(method):
         return known(model).get(method, (math.nan, 0))[0]
     macs = [cost_of(settings(model, name), (3, 32, 32), 10).macs for name in (method, "fedavg")]
     return round(1.1 * macs[0] / macs[1], 3)
 
 
-def kept(model: str, method: str, federation: fedflat.Federation) -> float:
-    """Model sizes of state that a client keeps after its second round."""
-    experiment = settings(model, method).replace(rounds=2, local_steps=1, backend="serial")
-    run = fedflat.run(experiment, federation=federation, participants=lambda t: [0], progress=False)
-    states = run.client_state(0)
-    size = FlatModel(build_model(model, (3, 32, 32), 10)).size
-    return sum(t.numel() * t.element_size() for state in states.values() for t in state.values()) / (4 * size)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="cnn64")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--rounds", type=int, default=2, help="rounds a measurement")
+    parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--methods", help="with commas between them; by default all that are of interest for the model")
-    parser.add_argument("--cpu", action="store_true", help="the processor's time instead of the clock's")
     arguments = parser.parse_args()
     model = arguments.model
     methods = split(arguments.methods) if arguments.methods else list(known(model))
-    print(f"{CLIENTS} clients of {SAMPLES} samples, {model}")
-    kind = CPUContender if arguments.cpu else Contender
-    ratios = times(model, methods, arguments.repeats, arguments.rounds, kind)
+    torch.set_num_threads(1)
+    keep_pages()
+    print(f"clients of {SAMPLES} samples, {model}; processor time of a round ÷ FedAvg's")
     federation = Fedflat(model).federation
-    memory = {method: round(kept(model, method, federation), 4) for method in methods}
-    limits = {method: limit(model, method) for method in methods}
+    fedavg = Contender(model, "fedavg", federation)
+    found, kept = dict[str, list[float]](), dict[str, float]()
     for method in methods:
-        sizes = known(model).get(method, (0, math.nan))[1]
+        contender = Contender(model, method, federation)
+        low, middle, high = found[method] = [
+            round(ratio, 3) for ratio in ratios(contender, fedavg, arguments.repeats, is_random(method))
+        ]
+        kept[method], sizes = contender.kept, known(model).get(method, (0, math.nan))[1]
         print(
-            f"{method:17s} {ratios[method]:6.3f} × fedavg (limit {limits[method]})  "
-            f"keeps {memory[method]} (spec {sizes})"
+            f"{method:17s} {middle:6.3f} ({low:.3f} to {high:.3f}, limit {limit(model, method)})  "
+            f"keeps {kept[method]} (spec {sizes})",
+            flush=True,
         )
-    print(json.dumps({"ratio to fedavg": ratios, "models kept by a client": memory}))
+    medians = {method: quartiles[1] for method, quartiles in found.items()}
+    print(json.dumps({"ratio to fedavg": medians, "quartiles": found, "models kept by a client": kept}))
 
 
 if __name__ == "__main__":

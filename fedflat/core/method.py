@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fedflat.core.part import SINGLE_OWNER, SLOTS, Part, fills
-from fedflat.core.registry import parse_parts
+from fedflat.core.registry import named_sums, parse_parts
 from fedflat.errors import InputError
 
 _DEFAULT = Part()
@@ -34,6 +34,7 @@ class Method:
 
     def _check_claims(self) -> None:
         claimed = [(what, part) for slot, what in SINGLE_OWNER.items() for part in self._fillers[slot]]
+        claimed += [(SINGLE_OWNER["personal"], part) for part in self.parts if part.adapts]
         claimed += [(what, part) for part in self.parts for what in part.claims]
         owners: dict[str, Part] = {}
         for what, part in claimed:
@@ -61,8 +62,10 @@ class Method:
         if isinstance(text, Part):
             return cls([text])
         parts = parse_parts(text)
-        # `fedavg` changes nothing: it stands alone or not at all, so that a method has one name.
-        return cls([part for part in parts if part.name != "fedavg"] or parts[:1])
+        try:  # `fedavg` changes nothing: it stands alone or not at all, so that a method has one name
+            return cls([part for part in parts if part.name != "fedavg"] or parts[:1])
+        except InputError as error:
+            raise InputError(f"{error}{''.join(f' ({told})' for told in named_sums(text))}") from None
 
     def __str__(self) -> str:
         return "+".join(map(str, self.parts))

@@ -37,6 +37,8 @@ class Part:
     """Whether `weighting="auto"` means unweighted means over clients, which the method's formulas need."""
     everywhere: ClassVar[bool] = False
     """Whether `correct_gradient` and `constrain_weights` also act on branches other than "global"."""
+    global_gradient: ClassVar[bool] = False
+    """Whether `gradient` is about the branch "global" alone; other branches then follow the plain gradient."""
     needs_mean: ClassVar[bool] = False
     """Whether the server step is only correct for clients' own updates or their plain mean.
 
@@ -244,6 +246,7 @@ SINGLE_OWNER = {
     "outgoing": "the weights that a client receives",
     "generate": "the weights that a client receives",
     "combine": "the combination of updates",
+    "personal": "the personal model of a client",
     "step": "the server step",
 }
 _HELPERS = ("require", "cost_variants")

@@ -97,6 +97,13 @@ def aliases() -> dict[str, type[Part]]:
     return _aliases
 
 
+def named_sums(text: str) -> list[str]:
+    """What the names of sums in a method string stand for, as in "'fedgamma' is sam+scaffold"."""
+    calls = [call for call in specs.parse_sum(text) if call.name in _sums]
+    made = [(call.name, specs.build("method", call, _sums)) for call in calls]
+    return [f"{name!r} is {'+'.join(sorted(part.name for part in parts))}" for name, parts in made]
+
+
 def parse_parts(text: str) -> list[Part]:
     """The parts of a method string, with aliases resolved."""
     known = known_parts()

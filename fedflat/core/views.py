@@ -101,6 +101,7 @@ class Local:
         branch: Name of the trajectory being trained; "global" is the one whose result is sent.
         only: Mask of the coordinates that the current `fit` trains; None: all.
         active: Mask of the rows of the clients that have not finished; None: all.
+        shared: Mask of the weights that are exchanged with the server; None: all.
         sent: {part: {name: tensor}} to send to the server with the update.
     """
 
@@ -141,6 +142,7 @@ class Local:
         self.batch = Batch(None, ())
         self.only: Tensor | None = None
         self.active: Tensor | None = None
+        self.shared: Tensor | None = None
         self.states, self._received, self._share, self._criterion = states, received, share, criterion
         self.sent: dict[str, State] = {}
         self._simulated: set[str] = set()
@@ -197,6 +199,10 @@ class Local:
     def messages(self) -> dict[str, State]:
         """The communication in `sent`: without what only serves the simulation."""
         return {name: state for name, state in self.sent.items() if name not in self._simulated}
+
+    def exchanged(self, vector: Tensor) -> Tensor:
+        """The vector, with zeros where weights stay with the client: what a server says of those means nothing."""
+        return vector if self.shared is None else vector * self.shared
 
     def scratch(self, part: Named) -> dict[str, Any]:
         """Storage of `part` between slots of the same round."""

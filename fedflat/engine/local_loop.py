@@ -89,6 +89,9 @@ def alike(setup: Setup, jobs: Sequence[Job]) -> list[list[Job]]:
     return list(groups.values())
 
 
+PLAIN = Part()  # its gradient is that of the loss
+
+
 class LocalLoop:
     """Minibatch steps in this order: batch, loss, gradient, corrections, clipping, the optimiser's step, constraints.
 
@@ -101,11 +104,12 @@ class LocalLoop:
     def __init__(self, setup: Setup, local: Local, samples: Sequence[Samples]) -> None:
         self.setup, self.local, self.samples = setup, local, samples
         self._fill = setup.method.filling
-        self._gradient = setup.method.owner("gradient").gradient
+        self._gradient = PLAIN.gradient
         self._step_loss: Tensor | None = None
         self._losses: list[tuple[Tensor, Number, Sequence[int], bool]] = []  # see `_record`
         self._fits = 0
         self._folds = setup.folds and local.count > 1 and not any(map(self._fill, WITHIN))
+        local.shared = setup.private.shared if len(setup.private.theta) else None
         passes = FullPasses(setup, samples)
         local.full_gradient, local.full_loss, local.label_counts = passes.gradient, passes.loss, passes.label_counts
 
@@ -148,7 +152,8 @@ class LocalLoop:
             only: Mask of the coordinates to train; None: all.
             branch: Name of the trajectory, for parts that treat several trajectories differently.
         """
-        local = self.local
+        local, owner = self.local, self.setup.method.owner("gradient")
+        self._gradient = (PLAIN if owner.global_gradient and branch != "global" else owner).gradient
         local.start_branch(branch, only)
         handed_over, self._fits = local.optimizer_state, self._fits + (branch == "global")
         if branch != "global" or self._fits > 1 or handed_over is None:  # a part may set the state of the first fit
@@ -263,7 +268,8 @@ class LocalLoop:
     def _in_pieces(self, size: int, of: Callable[[Any], Tensor] | None) -> tuple[Tensor, Tensor]:
         """The same for a minibatch in pieces, one pass each; every gradient is weighted by its share of the targets."""
         if of is not None:
-            raise InputError("microbatch: the method differentiates a function of the whole minibatch's output")
+            who = self.setup.method.owner("gradient").name
+            raise InputError(f"microbatch: {who} differentiates a function of the whole minibatch's output")
         grad, total = self.local.grad, torch.zeros_like(self.local.grad)
         losses = self.local.theta.new_zeros(2)
         for batch, share in pieces(self.local.batch, size):

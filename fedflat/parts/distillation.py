@@ -86,7 +86,7 @@ class FedSOL(Part):
         return batch
 
     def _perturbs(self, local: Local) -> bool:
-        return self.rho > 0 and bool(local.steps > 0)
+        return self.rho > 0 and local.branch == "global" and bool(local.steps > 0)
 
     def gradient(self, local: Local, backward: Backward) -> None:
         if not self._perturbs(local):

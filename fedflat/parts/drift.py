@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 from torch import Tensor
 
 from fedflat.core.part import Part
 from fedflat.core.rows import Number, add_
 from fedflat.core.views import Local, Server, SetupView
+
+log = logging.getLogger(__name__)
+
+
+def warn_of_momentum(setup: SetupView, part: Part, remedy: str) -> None:
+    """Say that c_i, which is made of the update, counts a gradient more than once if the optimiser has momentum."""
+    momentum = setup.experiment.momentum
+    if momentum >= 0.5:
+        log.warning(
+            "%s: with momentum=%g an update is up to %.3g times the sum of its gradients, and c_i grows with it, which "
+            "can diverge; %s allows for it",
+            *(part.name, momentum, 1 / (1 - momentum), remedy),
+        )
 
 
 def check_split(setup: SetupView, part: Part, clip_split: bool) -> None:

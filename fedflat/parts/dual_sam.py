@@ -37,6 +37,7 @@ class FedSMOO(Part):
         "afterwards H_i ← H_i + Δ_i,  α_i = α/ω_i\n"
         "server: H̄ ← H̄ + (1/N) Σ_S Δ_i,  w ← mean_S y_i + H̄,  s ← ρ unit(mean_S u_i)"
     )
+    global_gradient: ClassVar[bool] = True  # μ_i belongs to the trajectory that is sent
     uniform: ClassVar[bool] = True
     needs_mean: ClassVar[bool] = True
     ignores_server_lr: ClassVar[str] = "the mean of the local models plus the mean drift"

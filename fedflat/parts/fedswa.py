@@ -11,7 +11,7 @@ from torch import Tensor
 from fedflat.core.fields import Fraction, NonNegative
 from fedflat.core.part import Part
 from fedflat.core.views import Local, Server, SetupView
-from fedflat.parts.drift import control, refreshed_control
+from fedflat.parts.drift import control, refreshed_control, warn_of_momentum
 from fedflat.parts.requirements import require_sgd
 
 
@@ -69,6 +69,7 @@ class FedMoSWA(Part):
     def check(self, setup: SetupView) -> None:
         if self.option == 2:
             require_sgd(f"{self.name} with option=2", setup, "the control variate c_i")
+            warn_of_momentum(setup, self, "option=1")
 
     def step_rate(self, local: Local, step: int, steps: int) -> float:
         return 1 - (1 - self.rho) * step / steps

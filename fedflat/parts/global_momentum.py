@@ -108,6 +108,7 @@ class FedWMSAM(Part):
         "server: w ← w + η_g mean_S Δ_i,  c ← c + (1/N) Σ_S (c_i⁺ − c_i),  m ← −mean_S Δ_i / (K η_l)\n"
         "α ← (1 − λ) α + λ min(0.9, max(0.1, mean_S v_i))"
     )
+    global_gradient: ClassVar[bool] = True
     rank: ClassVar[int] = 10  # mixes after the corrections of other parts
     uniform: ClassVar[bool] = True
     claims: ClassVar[tuple[str, ...]] = (MIXTURE,)
@@ -143,7 +144,7 @@ class FedWMSAM(Part):
             backward()
             return
         ahead = add_(local.origin.clone(), local.scratch(self)["mixed"], local.steps).sub_(local.theta)
-        with local.displaced(by=self.rho * unit(ahead), track_buffers=True):
+        with local.displaced(by=self.rho * unit(local.exchanged(ahead)), track_buffers=True):
             backward()
 
     def correct_gradient(self, local: Local) -> None:

@@ -13,7 +13,7 @@ from fedflat.core.fields import Count, NonNegative
 from fedflat.core.part import Backward, Part
 from fedflat.core.rows import norms, unit
 from fedflat.core.views import Local, Server, SetupView, Update
-from fedflat.parts.requirements import differs
+from fedflat.parts.requirements import LENGTH, differs
 
 
 @dataclass(frozen=True)
@@ -32,16 +32,20 @@ class FedLESAM(Part):
 
     formula: ClassVar[str] = "ε = ρ unit(w_old − w),  g ← ∇L(w_k + ε),  afterwards w_old ← w"
     stacks: ClassVar[bool] = True
+    global_gradient: ClassVar[bool] = True
     rho: NonNegative = 0.01
     direction: Literal["own", "last"] = "own"
 
     def broadcast(self, server: Server) -> Mapping[str, Tensor]:
-        return {"old": server.state(self).get("old", server.origin)} if self.direction == "last" else {}
+        if self.direction == "own":
+            return {}
+        return {"back": server.state(self).get("old", server.origin) - server.origin}
 
     def begin(self, local: Local) -> None:
-        old = local.received(self)["old"] if self.direction == "last" else local.state(self).get("old")
-        if old is not None and self.rho > 0:
-            local.scratch(self)["ascent"] = self.rho * unit(old - local.origin)
+        old = local.state(self).get("old")
+        back = local.received(self).get("back", None if old is None else old - local.origin)
+        if back is not None and self.rho > 0:
+            local.scratch(self)["ascent"] = self.rho * unit(local.exchanged(back))
 
     def gradient(self, local: Local, backward: Backward) -> None:
         ascent = local.scratch(self).get("ascent")
@@ -80,6 +84,9 @@ class FedGF(Part):
         "p = w + ρ_g unit(w_last − w),  g ← ∇L(c p + (1 − c) (w_k + ρ g/‖g‖))\n"
         "server: w ← w + η_g Δ̄,  c ← mean of the last W values of [mean_S ‖Δ_i‖ > T_D]"
     )
+    global_gradient: ClassVar[bool] = True
+    claims: ClassVar[tuple[str, ...]] = (LENGTH,)
+    alone_in: ClassVar[Mapping[str, str]] = {"generate": "'fedgf' looks at the one model that all clients receive"}
     rho: NonNegative = 0.05
     rho_g: NonNegative | None = None
     threshold: NonNegative | None = 0.2
@@ -104,7 +111,7 @@ class FedGF(Part):
             return
         ascent = self.rho * unit(local.grad)
         if c > 0:
-            ascent.mul_(1 - c).add_(local.received(self)["p"] - local.theta, alpha=c)
+            ascent.mul_(1 - c).add_(local.exchanged(local.received(self)["p"] - local.theta), alpha=c)
         with local.displaced(by=ascent):
             backward()
 

@@ -12,6 +12,9 @@ from fedflat.core.optimizer_choice import optimizer_of
 from fedflat.core.views import SetupView, Update
 from fedflat.errors import InputError
 
+LENGTH = "the length of an update, which the one measures and the other scales"
+"""What parts claim that send a number made of the update's length, or change that length."""
+
 
 def two_samples(setup: SetupView) -> tuple[Any, Tensor]:
     """A client's first sample, twice, as the model gets it, with its targets: a batch for checks."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -12,10 +11,8 @@ from torch import Tensor
 from fedflat.core.part import Part
 from fedflat.core.rows import each
 from fedflat.core.views import Local, Server, SetupView
-from fedflat.parts.drift import control, refreshed_control, step_weights
+from fedflat.parts.drift import control, refreshed_control, step_weights, warn_of_momentum
 from fedflat.parts.requirements import require_sgd
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -42,13 +39,8 @@ class Scaffold(Part):
     def check(self, setup: SetupView) -> None:
         if self.option == 2:
             require_sgd(f"{self.name} with option=2", setup, "the control variate c_i")
-            momentum = setup.experiment.momentum
-            if momentum >= 0.5 and not self.momentum_corrected:
-                log.warning(
-                    "scaffold: with momentum=%g an update is up to %.3g times the sum of its gradients, and c_i grows "
-                    "with it, which can diverge; momentum_corrected=True allows for it",
-                    *(momentum, 1 / (1 - momentum)),
-                )
+            if not self.momentum_corrected:
+                warn_of_momentum(setup, self, "momentum_corrected=True")
 
     def broadcast(self, server: Server) -> Mapping[str, Tensor]:
         return {"c": control(server.state(self), server.theta)}

@@ -13,7 +13,7 @@ from fedflat.core.fields import NonNegative
 from fedflat.core.part import Part
 from fedflat.core.rows import norms
 from fedflat.core.views import Local, Server, SetupView, Update
-from fedflat.parts.requirements import differs
+from fedflat.parts.requirements import LENGTH, differs
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,12 @@ class QFedAvg(Part):
     uniform: ClassVar[bool] = True
     needs_mean: ClassVar[bool] = True
     ignores_server_lr: ClassVar[str] = "the losses of the clients determine it"
+    claims: ClassVar[tuple[str, ...]] = (LENGTH,)
     q: NonNegative = 1.0
+
+    def check(self, setup: SetupView) -> None:
+        mean = setup.evaluator is not None and setup.evaluator.name == "selected"
+        self.require(self.q == 0 or not mean, "it knows no mean of the local models: leave out evaluated='selected'")
 
     def begin(self, local: Local) -> None:
         if self.q > 0:
@@ -102,4 +107,6 @@ class QFedAvg(Part):
         return None if told > 0 else f"h={told:g}, which is not above 0"
 
     def step(self, server: Server, delta: Tensor) -> None:
-        server.theta = server.theta.add(delta, alpha=server.participants / float(server.total(self)["h"]))
+        scale = server.participants / float(server.total(self)["h"])
+        server.theta = server.theta.add(delta, alpha=scale)
+        server.delta = delta * scale  # for parts that follow the last direction: losses must not scale it

@@ -34,6 +34,7 @@ class APFL(Part):
         "w ← w − η_l ∇F_B(w),  v ← v − η_l α ∇F_B(v̄),  v̄ = α v + (1 − α) w\n"
         "once a round, at its first step, α ← clip(α − η_l ⟨∇F_B(v̄), v − w⟩, 0, 1)"
     )
+    global_gradient: ClassVar[bool] = True
     alpha: Fraction = 0.5
     learn: bool = True
     mix: Literal["weights", "logits"] = "weights"
@@ -50,9 +51,6 @@ class APFL(Part):
         local.scratch(self).update(own=own, alpha=alpha, optimizer=local.start_optimizer(), first=True)
 
     def gradient(self, local: Local, backward: Backward) -> None:
-        if local.branch != "global":
-            backward()
-            return
         scratch = local.scratch(self)
         own, alpha = scratch["own"], scratch["alpha"]
         slope = (self._of_weights if self.mix == "weights" else self._of_logits)(local, backward, own, alpha)

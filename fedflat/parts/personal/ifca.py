@@ -53,7 +53,9 @@ class IFCA(Part):
 
     def check(self, setup: SetupView) -> None:
         self.require(self.k <= setup.clients, f"k={self.k} models for {setup.clients} clients: lower k")
-        self.require(len(setup.private.theta) == 0, "it compares whole models, of which no weights stay with clients")
+        keepers = [part.name for part in setup.parts if isinstance(part, Part) and list(part.private(setup.model))]
+        kept = f"and with {', '.join(keepers)} some weights stay with the clients"
+        self.require(len(setup.private.theta) == 0, f"it compares whole models, {kept}")
         starts(setup.model, setup.model.theta, self.k, setup.experiment.seed)
 
     def _models(self, server: Server) -> Tensor:

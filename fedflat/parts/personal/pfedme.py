@@ -31,6 +31,7 @@ class PFedMe(Part):
     """
 
     judged_by: ClassVar[str] = "clients"
+    global_gradient: ClassVar[bool] = True
     formula: ClassVar[str] = (
         "each step: K times θ ← θ − η_p (∇F_B(θ) + λ (θ − w_k) + μ θ),  then w_k ← w_k − η_l λ (w_k − θ)\n"
         "server: w ← w + η_g β Σ_S n_i Δ_i / Σ_S n_i"
@@ -50,9 +51,6 @@ class PFedMe(Part):
         local.weight_decay = decay
 
     def gradient(self, local: Local, backward: Backward) -> None:
-        if local.branch != "global":
-            backward()
-            return
         scratch, w = local.scratch(self), local.theta.clone()
         theta: Tensor = scratch["theta"]
         for _ in range(self.steps):

@@ -155,6 +155,8 @@ COMBINE = (
 """Parts that own the combination of updates."""
 MIXTURE = ("fedcm", "mofedsam", "fedwmsam")
 """Parts that mix the gradient with the last direction, after all others."""
+LENGTH = ("fedgf", "qfedavg")
+"""Parts that measure or scale updates."""
 NEED_MEAN = ("feddyn", "feddc", "fedspeed", "adabest", "fedsmoo", "fedgloss", "fedexp", "qfedavg", "fednova", "dp")
 """Parts whose server step is right for own updates or plain means only, such as H̄ = mean H_i."""
 REPLACE_MEAN = (*COMBINE, "bucketing", "nnm")

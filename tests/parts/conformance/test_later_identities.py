@@ -21,7 +21,6 @@ from fedflat.parts.personal.ifca import starts
 from . import reference as ref
 from .harness import PARTIAL, REGIMES, UNEQUAL, assert_close, assert_same_bits, make_world, module_of, run_library
 from .reference import Array, Linear, Mlp, World
-from .test_combinations import SWA, assert_sound, convolutional, run_digits
 from .test_later_closed_forms import CLASSES, LABELS, labelled, run_labelled
 
 NET = Mlp(3, 5, 2)
@@ -253,64 +252,6 @@ def test_fedlc_with_equal_counts_is_cross_entropy() -> None:
         assert_close(run_labelled(even, method).server_weights, run_labelled(even, "fedavg").server_weights, 1e-13)
 
 
-# ---- sums ----
-
-OWN = {  # small values, for a small network
-    *("fedcm", "fedacg", "fedwmsam", "fedsmoo(rho=0.05)", "fedgloss(rho=0.05, rho_l=0.05)", "fedlesam", "fedgf"),
-    *("fedsol(rho=0.1)", "fedswa", "fedmoswa", "fedinit", "fedexp", "qfedavg", "fedntd", "fedlc", "feddecorr"),
-    *("fedgamma", "fednsam", "fedlesam_s", "fedlesam_d"),
-}
-
-
-@pytest.mark.parametrize("method", sorted(OWN))
-def test_it_goes_with_man_const_and_swa(method: str) -> None:
-    assert_sound(run_digits(f"{method}+man(zeta=0.1)+const+{SWA}", convolutional(), lr=0.02, momentum=0.0))
-
-
-def normalised() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 10))
-
-
-@pytest.mark.parametrize("policy", ["average", "local"])
-@pytest.mark.parametrize("method", ["fedlesam", "fedsol", "fedgloss(rho_l=0.0)", "fedntd", "fedinit", "qfedavg"])
-def test_it_goes_with_the_policies_of_batchnorm(method: str, policy: str) -> None:
-    assert_sound(run_digits(method, normalised(), batchnorm=policy, momentum=0.0))
-
-
-def test_one_gradient_at_a_displaced_point_moves_the_statistics_there() -> None:
-    """FedLESAM's only pass is displaced; its statistics move as often as FedAvg's."""
-    runs = [run_digits(m, normalised(), participation="all", rounds=2) for m in ("fedavg", "fedlesam(rho=0.5)")]
-    counts = [int(run.model.state_dict()["2.num_batches_tracked"]) for run in runs]
-    assert counts[0] == counts[1] > 0
-
-
-@pytest.mark.parametrize("method", ["fedsmoo", "fedmoswa", "fedwmsam", "fedgf", "fedgamma"])
-def test_dp_refuses_what_sends_more_than_the_update(method: str) -> None:
-    with pytest.raises(InputError, match=r"dp|plain mean"):
-        run_library(make_world(NET), f"{method}+dp")
-
-
-@pytest.mark.parametrize(
-    "pair", [("ifca", "scaffold"), ("ifca", "fedcm"), ("ifca", "swa"), ("ifca", "feddyn"), ("fedcm", "mofedsam")]
-)
-def test_a_sum_without_sense_is_refused_with_both_names(pair: tuple[str, str]) -> None:
-    with pytest.raises(InputError) as caught:
-        Method.parse("+".join(pair))
-    assert all(repr(name) in str(caught.value) for name in pair)
-
-
-@pytest.mark.parametrize("method", ["sam(rho=0.1)", "fedprox(mu=0.2)", "man(zeta=0.1)", "fedinit(beta=0.1)"])
-def test_parts_beside_ifca_refer_to_the_chosen_model(method: str) -> None:
-    if "fedinit" in method:
-        with pytest.raises(InputError, match="ifca"):
-            Method.parse(f"ifca+{method}")
-        return
-    world = make_world(NET, **SIMPLE)
-    same_weights(world, f"ifca(k=1)+{method}", method, weighting="uniform")
-    assert run_library(world, f"ifca(k=2)+{method}").weights.isfinite().all()
-
-
 # ---- bad input ----
 
 OUT_OF_RANGE = [
@@ -368,12 +309,15 @@ def test_fedwmsam_beside_momentum_warns(caplog: pytest.LogCaptureFixture) -> Non
     assert any("fedwmsam" in r.getMessage() and "momentum=0" in r.getMessage() for r in caplog.records)
 
 
-def test_scaffold_beside_momentum_warns_unless_it_allows_for_it(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(("part", "remedy"), [("scaffold", "momentum_corrected=True"), ("fedmoswa", "option=1")])
+def test_control_variates_beside_momentum_warn_unless_they_allow_for_it(
+    part: str, remedy: str, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING):
-        run_library(make_world(NET, momentum=0.9), "scaffold(momentum_corrected=True)")
+        run_library(make_world(NET, momentum=0.9), f"{part}({remedy})")
         assert not caplog.records
-        run_library(make_world(NET, momentum=0.9), "scaffold")
-    assert "up to 10 times" in caplog.text and "momentum_corrected=True" in caplog.text
+        run_library(make_world(NET, momentum=0.9), part)
+    assert "up to 10 times" in caplog.text and remedy in caplog.text
 
 
 def test_fedntd_needs_three_classes_and_labels() -> None:
@@ -414,7 +358,7 @@ def test_a_name_of_a_sum_refuses_what_its_parts_refuse() -> None:
             Method.parse(text)
     with pytest.raises(InputError, match="rho"):
         Method.parse("fedgamma(roh=0.1)")
-    with pytest.raises(InputError, match="twice"):
+    with pytest.raises(InputError, match=r"twice.*'fedgamma' is sam\+scaffold"):
         Method.parse("fedgamma+scaffold")
 
 

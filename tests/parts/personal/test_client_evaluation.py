@@ -282,7 +282,12 @@ def test_with_pfedme_too_a_new_client_is_adapted_by_the_experiments_optimiser() 
 
 
 @pytest.mark.parametrize(
-    "base", ["scaffold", "feddyn(alpha=0.1)", "feddc(alpha=0.1)", "mofedsam", "adabest", "fedspeed"]
+    "base",
+    [
+        *("scaffold", "feddyn(alpha=0.1)", "feddc(alpha=0.1)", "mofedsam", "adabest", "fedspeed"),
+        *("fedsmoo(rho=0.05)", "fedgloss(rho=0.05, rho_l=0.05)", "fedwmsam", "fedgf", "fedlesam", "fedsol(rho=0.1)"),
+        *("fedntd", "fedlc", "feddecorr", "fedmoswa", "fedacg", "fedinit(variant='code')", "qfedavg", "fedexp"),
+    ],
 )
 def test_models_can_be_tuned_at_evaluation_whatever_the_training_sends_along(base: str) -> None:
     run = go(f"{base}+finetune", network(), lr=0.05)

@@ -1,0 +1,177 @@
+"""Sums with the methods since the five papers: what they share with other parts, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedflat
+from fedflat import InputError
+from fedflat.core.method import Method
+from fedflat.core.part import Part
+from fedflat.core.views import Local
+
+from .harness import PARTIAL, UNEQUAL, assert_close, make_world, run_library
+from .reference import Mlp
+from .test_combinations import SWA, assert_sound, convolutional, run_digits
+from .test_later_identities import SIMPLE, same_weights
+
+NET = Mlp(3, 5, 2)
+HEAD = NET.layers[0].size  # its first weight
+
+
+OWN = {  # small values, for a small network
+    *("fedcm", "fedacg", "fedwmsam", "fedsmoo(rho=0.05)", "fedgloss(rho=0.05, rho_l=0.05)", "fedlesam", "fedgf"),
+    *("fedsol(rho=0.1)", "fedswa", "fedmoswa", "fedinit", "fedexp", "qfedavg", "fedntd", "fedlc", "feddecorr"),
+    *("fedgamma", "fednsam", "fedlesam_s", "fedlesam_d"),
+}
+
+
+@pytest.mark.parametrize("method", sorted(OWN))
+def test_it_goes_with_man_const_and_swa(method: str) -> None:
+    assert_sound(run_digits(f"{method}+man(zeta=0.1)+const+{SWA}", convolutional(), lr=0.02, momentum=0.0))
+
+
+def normalised() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 10))
+
+
+@pytest.mark.parametrize("policy", ["average", "local", "silobn", "recompute"])
+@pytest.mark.parametrize("method", sorted(OWN))
+def test_it_goes_with_the_policies_of_batchnorm(method: str, policy: str) -> None:
+    assert_sound(run_digits(method, normalised(), batchnorm=policy, rounds=2, local_steps=2, momentum=0.0))
+
+
+def test_one_gradient_at_a_displaced_point_moves_the_statistics_there() -> None:
+    """FedLESAM's only pass is displaced; its statistics move as often as FedAvg's."""
+    runs = [run_digits(m, normalised(), participation="all", rounds=2) for m in ("fedavg", "fedlesam(rho=0.5)")]
+    counts = [int(run.model.state_dict()["2.num_batches_tracked"]) for run in runs]
+    assert counts[0] == counts[1] > 0
+
+
+@pytest.mark.parametrize("method", ["fedsmoo", "fedmoswa", "fedwmsam", "fedgf", "fedgamma"])
+def test_dp_refuses_what_sends_more_than_the_update(method: str) -> None:
+    with pytest.raises(InputError, match=r"dp|plain mean"):
+        run_library(make_world(NET), f"{method}+dp")
+
+
+@pytest.mark.parametrize(
+    "pair", [("ifca", "scaffold"), ("ifca", "fedcm"), ("ifca", "swa"), ("ifca", "feddyn"), ("fedcm", "mofedsam")]
+)
+def test_a_sum_without_sense_is_refused_with_both_names(pair: tuple[str, str]) -> None:
+    with pytest.raises(InputError) as caught:
+        Method.parse("+".join(pair))
+    assert all(repr(name) in str(caught.value) for name in pair)
+
+
+@pytest.mark.parametrize("method", ["sam(rho=0.1)", "fedprox(mu=0.2)", "man(zeta=0.1)", "fedinit(beta=0.1)"])
+def test_parts_beside_ifca_refer_to_the_chosen_model(method: str) -> None:
+    if "fedinit" in method:
+        with pytest.raises(InputError, match="ifca"):
+            Method.parse(f"ifca+{method}")
+        return
+    world = make_world(NET, **SIMPLE)
+    same_weights(world, f"ifca(k=1)+{method}", method, weighting="uniform")
+    assert run_library(world, f"ifca(k=2)+{method}").weights.isfinite().all()
+
+
+def test_qfedavg_lets_other_parts_follow_the_step_that_it_took() -> None:
+    """Its clients send updates times F^q; FedCM's direction is that of the model all the same."""
+    world = make_world(NET, participants=((0, 1, 2, 3),))
+    run = run_library(world, "qfedavg(q=2.0)+fedcm(alpha=1.0)")
+    moved = run.server_weights.numpy() - world.start
+    assert_close(run.server_state["fedcm"]["m"], -moved / (3 * world.lr))
+
+
+def test_a_mean_of_models_that_nobody_knows_is_refused() -> None:
+    with pytest.raises(InputError, match="qfedavg: it knows no mean"):
+        run_library(make_world(NET), "qfedavg", evaluated="selected")
+
+
+@pytest.mark.parametrize(
+    "pair", [("fedgf", "qfedavg"), ("fedgf", "pfedhn"), ("ifca", "ditto"), ("apfl", "ditto"), ("finetune", "ditto")]
+)
+def test_a_part_that_would_mislead_or_hide_another_is_refused_with_both_names(pair: tuple[str, str]) -> None:
+    with pytest.raises(InputError) as caught:
+        Method.parse("+".join(pair))
+    assert all(repr(name) in str(caught.value) for name in pair)
+
+
+def test_ifca_says_who_keeps_weights_with_the_clients() -> None:
+    with pytest.raises(InputError, match=r"ifca.*fedper"):
+        run_library(make_world(NET), "ifca+fedper")
+
+
+@pytest.mark.parametrize("method", ["fedsol", "apfl(mix='logits')"])
+def test_what_needs_a_whole_minibatch_says_so(method: str) -> None:
+    with pytest.raises(InputError, match=f"microbatch: {method.split('(')[0]}"):
+        run_digits(method, microbatch=7)
+
+
+# ---- several trajectories ----
+
+RULES = ["fedsmoo(rho=0.1)", "fedlesam(rho=0.2)", "fedlesam(rho=0.2, direction='last')", "fedsol(rho=0.3)"]
+RULES += ["fedgf(rho=0.1, threshold=0.01, window=2)", "fedwmsam(rho=0.2)"]
+
+
+@pytest.mark.parametrize("method", [*RULES, "fedgloss(rho=0.1, rho_l=0.1)"])
+def test_a_second_trajectory_does_not_touch_the_first(method: str) -> None:
+    world = make_world(NET, **SIMPLE)
+    both, alone = run_library(world, f"{method}+ditto(lam=0.3)"), run_library(world, method)
+    assert torch.equal(both.server_weights, alone.server_weights)
+    part = method.split("(")[0]
+    for i in range(4):
+        kept, expected = both.client_state(i).get(part, {}), alone.client_state(i).get(part, {})
+        assert all(torch.equal(kept[name], tensor) for name, tensor in expected.items())
+
+
+@pytest.mark.parametrize("method", RULES)
+def test_a_rule_about_the_path_of_the_common_model_leaves_a_clients_own_model_alone(method: str) -> None:
+    """With no tie to the common model, Ditto's personal model is trained alone, once it has started."""
+    world = make_world(NET, **(SIMPLE | {"participants": ((0, 1, 2, 3), *PARTIAL)}))
+    own, plain = (run_library(world, m) for m in (f"{method}+ditto(lam=0.0)", "local_only"))
+    for i in range(4):
+        pairs = zip(own.personal(i).parameters(), plain.personal(i).parameters(), strict=True)
+        assert all(torch.equal(left, right) for left, right in pairs)
+
+
+# ---- weights that stay with the clients ----
+
+
+@dataclass(frozen=True)
+class Surveyor(Part):
+    """Notes by how much the weights are displaced in every pass, the first of a round left out."""
+
+    rank: ClassVar[int] = 90
+    found: ClassVar[list[Tensor]] = []
+
+    def loss(self, local: Local, output: Any) -> Tensor | None:
+        local.scratch(self).setdefault("passes", []).append(local.theta.clone())
+        return None
+
+    def correct_gradient(self, local: Local) -> None:
+        passes = local.scratch(self).pop("passes")
+        if local.round > 1 and local.steps > 0:
+            Surveyor.found.append(passes[-1] - local.theta)
+
+
+fedflat.register(Surveyor)
+
+
+@pytest.mark.parametrize("method", ["fedlesam", "fedlesam(direction='last')", "fedwmsam", "fedgf(rho=0.0)"])
+def test_what_the_server_knows_nothing_of_is_not_displaced(method: str) -> None:
+    """The head stays with the clients: the ways between global models, from which these rules are made, lie outside."""
+    Surveyor.found.clear()
+    text = method.replace("fedgf(rho=0.0", "fedgf(rho=0.0, rho_g=0.3, threshold=0.0")
+    run_library(make_world(NET, sizes=UNEQUAL, participants=PARTIAL, lr=0.05), f"{text}+surveyor+fedper")
+    assert len(Surveyor.found) > 5
+    assert any(shift[:HEAD].norm() > 0 for shift in Surveyor.found)
+    assert all((shift[HEAD:] == 0).all() for shift in Surveyor.found)
+    if "fedgf" not in method:
+        lengths = [float(shift.norm()) for shift in Surveyor.found if shift.any()]
+        assert lengths == pytest.approx([0.01] * len(lengths))
