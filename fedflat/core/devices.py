@@ -297,7 +297,7 @@ def hosted(tensor: Tensor) -> Tensor:
 
 def numbers(scalars: Sequence[Tensor]) -> list[float]:
     """The values of tensors of one number each; the host waits for a device once."""
-    if any(scalar.device != CPU for scalar in scalars):
+    if len(scalars) > 1 and not all(scalar.is_cpu for scalar in scalars):
         scalars = torch.stack([scalar.to(scalars[0]) for scalar in scalars]).to(CPU).unbind()
     return [scalar.item() for scalar in scalars]
 

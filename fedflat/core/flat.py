@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypedDict
@@ -140,7 +140,7 @@ class FlatModel:
 
     def __call__(self, x: Any) -> Any:
         """The module's output; inputs are first converted to the model's type and the faster memory layout."""
-        x = map_inputs(self._suited, x)
+        x = self._suited(x) if isinstance(x, Tensor) else map_inputs(self._suited, x)
         if self._precision != "bfloat16":
             return self._forward(x)
         with torch.autocast(self.theta.device.type, dtype=torch.bfloat16):
@@ -233,11 +233,14 @@ class FlatModel:
                 out[span.start : span.stop] = 1
         return out
 
-    @contextmanager
-    def restricted(self, only: Tensor | None) -> Iterator[None]:
+    def restricted(self, only: Tensor | None) -> AbstractContextManager[None]:
         """Run the block without gradients for tensors outside the mask `only`, which saves their backward pass."""
-        leaves = [] if only is None else self._trainable()
-        touched = [] if only is None else torch.stack([span.of(only).any() for span in self.spans]).tolist()
+        return nullcontext() if only is None else self._restricted(only)
+
+    @contextmanager
+    def _restricted(self, only: Tensor) -> Iterator[None]:
+        leaves = self._trainable()
+        touched = torch.stack([span.of(only).any() for span in self.spans]).tolist()
         if any(touched):
             for leaf, trains in zip(leaves, touched, strict=True):
                 leaf.requires_grad_(trains)

@@ -380,7 +380,7 @@ class Update:
 
     def hosted(self) -> Update:
         """The update, before it has terms, in the host's memory; itself if it is there."""
-        if self.delta.device == self.buffers.device == CPU:
+        if self.delta.is_cpu and self.buffers.is_cpu:
             return self
         delta, buffers, counters = (hosted(vector) for vector in (self.delta, self.buffers, self.counters))
         sent, states = moved(self.sent, CPU), moved(self.states, CPU)

@@ -32,6 +32,11 @@ class Preprocess:
     crop: float = 1.0
     black: bool = True
 
+    @property
+    def draws(self) -> bool:
+        """Whether augmentation draws at random."""
+        return bool(self.flip or self.pad)
+
     def __call__(self, x: Tensor, stream: Stream | None, dtype: torch.dtype = torch.float32) -> Tensor:
         """Model inputs from a raw batch.
 

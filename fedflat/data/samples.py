@@ -50,6 +50,7 @@ class TensorSamples:
         self._swapped = x.dim() == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
         self._rows = x.permute(0, 2, 3, 1) if self._swapped else x
         self._length = len(x if indices is None else indices)
+        self.width = x.numel() // max(1, len(x))  # numbers per sample
 
     def __len__(self) -> int:
         return self._length

@@ -32,17 +32,17 @@ class Kind(NamedTuple):
 
     Attributes:
         work: Runs where the client's data are.
-        terms: Sets the `terms` of an update; runs where terms are added.
+        terms: Gives the first of several updates the sum of their `terms`; runs where terms are added.
         together: Does the work of several clients at once, and sets the terms; None: they are done one by one.
     """
 
     work: Callable[[Setup, Broadcast, Job], Update]
-    terms: Callable[[Setup, Update], Update]
+    terms: Callable[[Setup, Sequence[Update]], None]
     together: Callable[[Setup, Broadcast, Sequence[Job]], list[Update]] | None = None
 
 
 def run_jobs(setup: Setup, broadcast: Broadcast, jobs: Sequence[Job]) -> list[Update]:
-    """Do the jobs of clients, all of one kind.
+    """Do the jobs of clients, all of one kind. The first update has the sum of the terms of all of them.
 
     If clients are stacked, the result depends on which ones are given together.
     """
@@ -76,7 +76,13 @@ def _done(setup: Setup, broadcast: Broadcast, jobs: Sequence[Job]) -> list[Updat
     kind = JOBS[jobs[0].kind]
     if setup.stack > 1 and len(jobs) > 1 and kind.together is not None:
         return kind.together(setup, broadcast, jobs)
-    return [kind.terms(setup, kind.work(setup, broadcast, job).hosted()) for job in jobs]
+    return _one_by_one(kind, setup, broadcast, jobs)
+
+
+def _one_by_one(kind: Kind, setup: Setup, broadcast: Broadcast, jobs: Sequence[Job]) -> list[Update]:
+    updates = [kind.work(setup, broadcast, job).hosted() for job in jobs]
+    kind.terms(setup, updates)
+    return updates
 
 
 def named(jobs: Sequence[Job]) -> str:
@@ -118,13 +124,13 @@ def train_together(setup: Setup, broadcast: Broadcast, jobs: Sequence[Job]) -> l
 def train_stack(setup: Setup, broadcast: Broadcast, jobs: Sequence[Job]) -> list[Update]:
     """Run the rounds of clients that are alike in lockstep."""
     if len(jobs) == 1:
-        return _one_by_one(setup, broadcast, jobs)
+        return _one_by_one(JOBS["train"], setup, broadcast, jobs)
     try:
         samples = [setup.federation.samples(job.client) for job in jobs]
         local = stack_view(setup, broadcast, jobs, samples, "model")
         return _updates(setup, jobs, local, _trained(setup, broadcast, local, samples))
     except DataError:
-        return _one_by_one(setup, broadcast, jobs)
+        return _one_by_one(JOBS["train"], setup, broadcast, jobs)
     except (InputError, torch.OutOfMemoryError):
         raise
     except Exception as error:
@@ -133,10 +139,6 @@ def train_stack(setup: Setup, broadcast: Broadcast, jobs: Sequence[Job]) -> list
         raise RunError(
             f"round {broadcast.round}, {named(jobs)} in a stack: {error}. Each of them trains alone: set stack=1"
         ) from error
-
-
-def _one_by_one(setup: Setup, broadcast: Broadcast, jobs: Sequence[Job]) -> list[Update]:
-    return [training_terms(setup, train(setup, broadcast, job).hosted()) for job in jobs]
 
 
 class _Trained(NamedTuple):
@@ -200,8 +202,11 @@ def _updates(setup: Setup, jobs: Sequence[Job], local: Local, made: _Trained) ->
 
 def _client_metrics(setup: Setup, local: Local, samples: Sequence[Samples]) -> dict[str, float]:
     """What the parts record for the client, and the time that took; such parts do not stack."""
+    parts = setup.method.filling("client_metrics")
+    if not parts:
+        return {}
     start, metrics = time.perf_counter(), dict[str, float]()
-    for part in setup.method.filling("client_metrics"):
+    for part in parts:
         metrics |= part.client_metrics(setup, local, samples[0])
     return metrics | {"watch_seconds": round(time.perf_counter() - start, 6)} if metrics else {}
 
@@ -276,5 +281,5 @@ def estimate(setup: Setup, broadcast: Broadcast, job: Job) -> Update:
 JOBS = {
     "train": Kind(train, training_terms, train_together),
     "estimate": Kind(estimate, estimated_terms),
-    "evaluate": Kind(evaluate_client, lambda setup, update: update, evaluate_together),
+    "evaluate": Kind(evaluate_client, lambda setup, updates: None, evaluate_together),
 }

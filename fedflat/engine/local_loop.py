@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from itertools import zip_longest
 from typing import Any
 
@@ -105,11 +105,13 @@ class LocalLoop:
         self.setup, self.local, self.samples = setup, local, samples
         self._fill = setup.method.filling
         self._gradient = PLAIN.gradient
+        self._corrections: Sequence[Part] = ()  # of the branch that is trained
+        self._constraints: Sequence[Part] = ()
         self._step_loss: Tensor | None = None
         self._losses: list[tuple[Tensor, Number, Sequence[int], bool]] = []  # see `_record`
         self._fits = 0
         self._folds = setup.folds and local.count > 1 and not any(map(self._fill, WITHIN))
-        local.shared = setup.private.shared if len(setup.private.theta) else None
+        local.shared = setup.private.shared if setup.private.theta.numel() else None
         passes = FullPasses(setup, samples)
         local.full_gradient, local.full_loss, local.label_counts = passes.gradient, passes.loss, passes.label_counts
 
@@ -155,6 +157,7 @@ class LocalLoop:
         local, owner = self.local, self.setup.method.owner("gradient")
         self._gradient = (PLAIN if owner.global_gradient and branch != "global" else owner).gradient
         local.start_branch(branch, only)
+        self._corrections, self._constraints = self._here("correct_gradient"), self._here("constrain_weights")
         handed_over, self._fits = local.optimizer_state, self._fits + (branch == "global")
         if branch != "global" or self._fits > 1 or handed_over is None:  # a part may set the state of the first fit
             local.optimizer_state = local.start_optimizer()
@@ -174,7 +177,14 @@ class LocalLoop:
     def _minibatches(self, planned: Sequence[int]) -> Iterator[tuple[Batch, Sequence[int]]]:
         """The minibatch of every step, and how many samples of each client it has; 0: the client has finished."""
         local, parts, preprocess = self.local, self._fill("batch"), self.setup.federation.preprocess
-        whole = None if parts or local.count == 1 else lockstep(local, self.samples, planned, preprocess)
+        if local.count == 1:
+            for x, y in minibatches(local, self.samples[0], planned[0], preprocess):
+                local.batch = Batch(x, ((1.0, y),))
+                for part in parts:
+                    local.batch = part.batch(local, local.batch)
+                yield local.batch, (y.shape[0],)
+            return
+        whole = None if parts else lockstep(local, self.samples, planned, preprocess)
         if whole is not None:
             yield from whole
             return
@@ -188,7 +198,7 @@ class LocalLoop:
                         member.batch = part.batch(member, member.batch)
             batches = [member.batch for member in members]
             sizes = [0 if pair is None else len(pair[1]) for pair in pairs]
-            yield joined(batches, local.theta) if local.count > 1 else batches[0], sizes
+            yield joined(batches, local.theta), sizes
 
     def _step(self, batch: Batch, sizes: Sequence[int]) -> None:
         local = self.local
@@ -196,35 +206,36 @@ class LocalLoop:
         self._step_loss = None
         self._gradient(local, self.backward)
         self._record(sizes)
-        self._correct_gradient()
+        if self._corrections:
+            self._correct_gradient()
         local.descend(local.theta, local.grad, local.optimizer_state or {})
-        self._constrain_weights()
+        if self._constraints:
+            self._constrain_weights()
         local.count_step()
 
-    def _here(self, slot: str) -> Iterator[Part]:
-        return (part for part in self._fill(slot) if self.local.branch == "global" or part.everywhere)
+    def _here(self, slot: str) -> Sequence[Part]:
+        """The parts that fill a slot and act on the current branch."""
+        parts = self._fill(slot)
+        return parts if self.local.branch == "global" else [part for part in parts if part.everywhere]
 
     def _correct_gradient(self) -> None:
         """Correct the gradient of the shared weights; private weights follow their own gradient."""
         private, grad = self.setup.private, self.local.grad
         own = grad[..., private.theta] if private else None
-        for part in self._here("correct_gradient"):
+        for part in self._corrections:
             part.correct_gradient(self.local)
         if own is not None:
             grad[..., private.theta] = own
 
     def _constrain_weights(self) -> None:
         """Constrain the shared weights that are trained; the others must not change, not even by rounding."""
-        parts, theta, only = list(self._here("constrain_weights")), self.local.theta, self.local.only
-        if not parts:
-            return
-        private = self.setup.private
+        theta, only, private = self.local.theta, self.local.only, self.setup.private
         free = private.shared if private else None
         for mask in (only, self.local.active):
             if mask is not None:
                 free = mask.bool() if free is None else free & mask.bool()
         before = None if free is None else theta.clone()
-        for part in parts:
+        for part in self._constraints:
             part.constrain_weights(self.local)
         if free is not None and before is not None:
             torch.where(free, theta, before, out=theta)
@@ -250,11 +261,10 @@ class LocalLoop:
     def _pass(self, batch: Batch, of: Callable[[Any], Tensor] | None = None) -> tuple[Tensor, Tensor]:
         """A forward and a backward pass, which adds to `local.grad`; returns the loss and the data loss."""
         loss, of_data = self.local.model.each(self._loss, batch, of)
-        whole = (
-            loss if self.local.count == 1 else loss.sum()
-        )  # of a stack, each client's gradient goes into its own row
+        whole = loss if self.local.count == 1 else loss.sum()  # each client's gradient goes into its own row
         whole.backward()
-        return loss.detach(), of_data.detach()
+        value = loss.detach()
+        return value, value if of_data is loss else of_data.detach()
 
     def _folded(self, batch: Batch) -> Tensor:
         """A forward and a backward pass of a stack whose losses have no terms; returns the losses."""
@@ -284,8 +294,7 @@ class LocalLoop:
         local, whole = self.local, self.local.batch
         local.batch = batch
         try:
-            with self._around_forward():
-                output = local.model(batch.x)
+            output = self._forward(batch.x)
             local.features = local.model.take_features()
             of_data = local.data_loss = local.loss_of(output)
             return self._with_terms(of_data, output) if of is None else of(output), of_data
@@ -307,14 +316,15 @@ class LocalLoop:
         if self._step_loss is not None:
             self._losses.append((self._step_loss, self.local.steps, sizes, self.local.branch == "global"))
 
-    def _around_forward(self) -> AbstractContextManager[Any]:
+    def _forward(self, x: Any) -> Any:
+        """The model's output, inside what the parts put around it."""
         parts = self._fill("around_forward")
         if not parts:
-            return nullcontext()
-        stack = ExitStack()
-        for part in parts:
-            stack.enter_context(part.around_forward(self.local))
-        return stack
+            return self.local.model(x)
+        with ExitStack() as stack:
+            for part in parts:
+                stack.enter_context(part.around_forward(self.local))
+            return self.local.model(x)
 
 
 def _rate(parts: Sequence[Part], local: Local, step: int, planned: int) -> float:

@@ -15,7 +15,7 @@ from fedflat.core.devices import on
 from fedflat.core.inputs import map_inputs
 from fedflat.core.samples import IGNORED, Samples
 from fedflat.core.views import Batch, Local
-from fedflat.data.samples import Ahead
+from fedflat.data.samples import Ahead, TensorSamples
 from fedflat.data.samples import together as joint
 from fedflat.errors import InputError
 from fedflat.experiment import Experiment
@@ -52,13 +52,19 @@ def minibatches(local: Local, samples: Samples, steps: int, preprocess: Preproce
         streams.stream(*name).permutations(count) if steps > len(sizes) else iter([streams.permutation(count, *name)])
     )
     augment = streams.stream(experiment.seed, "augment", local.round, local.client)
+    group = _group(samples, sizes[0]) if not getattr(preprocess, "draws", True) else 1
 
     def ready(x: Any, y: Tensor) -> Pair:
         return _ready(preprocess, x, y, augment, dtype)
 
     while steps > 0:
-        yield from _prepared(samples, next(orders), sizes[:steps], ready)
+        yield from _prepared(samples, next(orders), sizes[:steps], ready, group)
         steps -= len(sizes)
+
+
+def _group(samples: Samples, size: int) -> int:
+    """How many minibatches are prepared at once; 1 where that is not known before the first."""
+    return max(1, BLOCK // max(1, samples.width * size)) if isinstance(samples, TensorSamples) else 1
 
 
 def _ready(preprocess: Preprocess, x: Any, y: Tensor, stream: streams.Stream, dtype: torch.dtype) -> Pair:
@@ -70,10 +76,13 @@ def _ready(preprocess: Preprocess, x: Any, y: Tensor, stream: streams.Stream, dt
 
 
 def _prepared(
-    samples: Samples, order: Tensor, sizes: list[int], ready: Callable[[Any, Tensor], Pair]
+    samples: Samples, order: Tensor, sizes: list[int], ready: Callable[[Any, Tensor], Pair], group: int
 ) -> Iterator[Pair]:
-    """Minibatches of these sizes, in this order of positions; several small ones are prepared at once."""
-    start, done, group = 0, 0, 1
+    """Minibatches of these sizes, in this order of positions; several small ones are prepared at once.
+
+    How many at once decides what augmentation draws. It is 1 for the first ones then, and `group` where nothing draws.
+    """
+    start, done = 0, 0
     while done < len(sizes):
         now = sizes[done : done + group]
         stop = start + sum(now)
@@ -86,7 +95,7 @@ def _prepared(
         if len(now) == 1:
             yield x, y
         else:
-            yield from zip(torch.split(x, now), torch.split(y, now), strict=True)
+            yield from zip(x.split_with_sizes(now), y.split_with_sizes(now), strict=True)
 
 
 def lockstep(

@@ -66,7 +66,8 @@ class Flower:
         for update in self._outliers.judged(answers) if kind == "train" else answers:
             heard += update.failure is None
             if kind == "train" or update.failure is None:
-                yield JOBS[kind].terms(self.setup, update)
+                JOBS[kind].terms(self.setup, [update])
+                yield update
             else:
                 log.warning("round %d: client %d is left out: %s", broadcast.round, update.client, update.failure)
         if kind == "estimate" and not heard:

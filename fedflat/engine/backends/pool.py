@@ -20,7 +20,7 @@ from fedflat.core.forked import ForkedWorker, can_fork, wait_for
 from fedflat.core.scheduler import AHEAD, Call, Scheduler
 from fedflat.core.scores import Score
 from fedflat.core.shared_memory import Contents, SharedTensors
-from fedflat.core.sums import Summable, Terms, TreeSum
+from fedflat.core.sums import Terms
 from fedflat.core.tensors import copied, flatten, nest
 from fedflat.core.views import Update
 from fedflat.engine.backends.base import blocks
@@ -124,12 +124,9 @@ def _answer(setup: Setup, shared: SharedTensors, slots: list[Slot], request: Any
     slot, job_kind, plain, states = rest
     jobs = _unpacked_jobs(job_kind, plain, slots[slot].states.read(states))
     updates = run_jobs(setup, broadcast, jobs)
-    total = TreeSum[Summable]()
-    for update in updates:
-        total.add(update.terms)
-    has_terms = bool(total)
-    contents = slots[slot].update.write(_packed(updates, total.result().here() if has_terms else Terms()))
-    return slot, list(map(PLAIN, updates)), contents, has_terms
+    terms = updates[0].terms
+    contents = slots[slot].update.write(_packed(updates, Terms() if terms is None else terms.here()))
+    return slot, list(map(PLAIN, updates)), contents, terms is not None
 
 
 # ---- what is in shared memory: tensors by joined names, those of a client after its position in the block ----
