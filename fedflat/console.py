@@ -18,6 +18,13 @@ if TYPE_CHECKING:
 WIDE = 120  # columns of output that is not a terminal: enough for two charts side by side
 
 
+def in_notebook() -> bool:
+    """Whether the code runs in the kernel of a notebook. Imports nothing: IPython is loaded there already."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return getattr(shell, "kernel", None) is not None
+
+
 def console(stderr: bool = False) -> Console:
     """A console on stdout or stderr. Outside a terminal it has `WIDE` columns unless $COLUMNS is set."""
     from rich import console as rich

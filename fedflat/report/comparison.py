@@ -69,7 +69,7 @@ class Comparison:
         from rich.console import Console
 
         text = StringIO()
-        out = Console(file=text, width=100, color_system=None, highlight=False)
+        out = Console(file=text, width=100, color_system=None, highlight=False, force_jupyter=False)
         out.print(*self.tables(out.width), *self.notes, sep="\n", markup=False)
         return "\n".join(line.rstrip() for line in text.getvalue().strip("\n").splitlines())
 

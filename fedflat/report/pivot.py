@@ -124,7 +124,7 @@ class Pivot:
         from rich.console import Console
 
         text = StringIO()
-        out = Console(file=text, width=120, color_system=None, highlight=False)
+        out = Console(file=text, width=120, color_system=None, highlight=False, force_jupyter=False)
         out.print(*self.tables(120), *self.notes, sep="\n", markup=False)
         return "\n".join(line.rstrip() for line in text.getvalue().strip("\n").splitlines())
 

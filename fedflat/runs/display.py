@@ -129,33 +129,53 @@ class Board:
         return row
 
 
-class _Row(Watcher):
-    """One bar of a board."""
+class Bar(Watcher):
+    """A bar that moves within a round and after it; `show` draws it."""
 
-    def __init__(self, board: Board, task: Any) -> None:
-        self._board, self._task, self._scores, self._moved = board, task, "", 0.0
+    def __init__(self) -> None:
+        self._scores, self._moved = "", 0.0
+
+    def show(self, done: float, scores: str, rest: str = "") -> None:
+        """Draw the bar.
+
+        Args:
+            done: Rounds that are done, and a part of the next one.
+            scores: The last metrics.
+            rest: What comes next and when.
+        """
+        raise NotImplementedError
 
     def start(self, run: Run) -> None:
         """Show the rounds of earlier processes."""
         super().start(run)
         self._pace, done = Pace(run), len(run.metrics)
-        status = "finished earlier" if done >= run.experiment.rounds else ""
-        self._board.bars.update(self._task, completed=done, status=status)
+        self.show(done, "finished earlier" if done >= run.experiment.rounds else "")
 
     def client(self, run: Run, done: int, asked: int) -> None:
         """Move the bar within a round, a few times per second."""
         now = time.monotonic()
         if now - self._moved > MOVES and done < asked:
             self._moved, rounds = now, len(run.metrics) + done / asked
-            status = f"{self._scores}  [dim]client {done} of {asked}  {self._pace.left(rounds)} left"
-            self._board.bars.update(self._task, completed=rounds, status=status)
+            self.show(rounds, self._scores, f"client {done} of {asked}  {self._pace.left(rounds)} left")
 
     def round(self, run: Run, metrics: dict[str, Any]) -> None:
         """Move the bar."""
         done = metrics["round"]
         self._scores = scores(metrics, str(run.task.get("lead", "accuracy"))) or self._scores
-        left = f"  [dim]{self._pace.left(done)} left" if done < run.experiment.rounds else ""
-        self._board.bars.update(self._task, completed=done, status=self._scores + left)
+        self.show(done, self._scores, f"{self._pace.left(done)} left" if done < run.experiment.rounds else "")
+
+
+class _Row(Bar):
+    """One bar of a board."""
+
+    def __init__(self, board: Board, task: Any) -> None:
+        super().__init__()
+        self._board, self._task = board, task
+
+    def show(self, done: float, scores: str, rest: str = "") -> None:
+        """Move the bar of rich."""
+        status = f"{scores}  [dim]{rest}" if rest else scores
+        self._board.bars.update(self._task, completed=done, status=status)
 
 
 class Overall(Callback):

@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import nn
 
+from fedflat.console import in_notebook
 from fedflat.core import streams
 from fedflat.core.participation import Participants, checked
 from fedflat.core.participation import participants as participants_by
@@ -73,7 +74,7 @@ def run(
         participants: Names the clients that train: a function of t = 0, 1, …, or of t and their last losses.
         out: Folder for all files of the run; None keeps the run in memory.
         root: The folder of the data sets.
-        progress: Whether to show a progress bar; None shows it if stderr is a terminal.
+        progress: Whether to show a progress bar; None shows it in a terminal and in a notebook.
         callbacks: See `Callback`.
         state_memory: Bytes of client state to keep in memory, here or in the cluster; the rest is kept on disk.
         watch: What else to record, without effect on results: "drift", "gsnr", "client_curvature", "feature_norms" …
@@ -93,7 +94,7 @@ def run(
     own: dict[str, Any] = {"federation": federation, "model": model, "loss": loss}
     seen: dict[str, Any] = {"metrics": metrics, "root": root, "sampled": participants is None}
     seen |= {"watch": watch, "watch_every": watch_every}
-    shown = sys.stderr.isatty() if progress is None else progress
+    shown = sys.stderr.isatty() or in_notebook() if progress is None else progress
     make = engine or partial(make_backend, ray_address=ray_address)
     with single_thread(), streams.isolated(experiment.seed, "run"):
         setup = make_setup(experiment, **own, **seen)
@@ -133,8 +134,9 @@ def _check_types(experiment: Experiment, callbacks: Sequence[Callback]) -> None:
 
 def _display() -> list[Callback]:
     from fedflat.runs.display import Progress  # imports rich, which is slow, only if something is shown
+    from fedflat.runs.notebook import NotebookBar
 
-    return [Progress()]
+    return [NotebookBar() if in_notebook() else Progress()]
 
 
 def _chooser(setup: Setup, own: Participants | None) -> Callable[..., list[int]]:
