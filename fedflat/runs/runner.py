@@ -133,8 +133,7 @@ def _check_types(experiment: Experiment, callbacks: Sequence[Callback]) -> None:
 
 
 def _display() -> list[Callback]:
-    from fedflat.runs.display import Progress  # imports rich, which is slow, only if something is shown
-    from fedflat.runs.notebook import NotebookBar
+    from fedflat.runs.display import NotebookBar, Progress  # only if something is shown, as rich is slow to import
 
     return [NotebookBar() if in_notebook() else Progress()]
 
