@@ -65,17 +65,26 @@ def _checked(text: str) -> str:
 
 def _list(root: str | None) -> None:
     from fedflat.console import console, plain_table, tell
-    from fedflat.data import DATASETS, SOURCES, data_root, locate
+    from fedflat.data import DATASETS, HOMES, SOURCES, data_root, locate
 
     places = {name: str(locate(name, root) or "not here") for name in SOURCES} | dict.fromkeys(EMBEDDED, "embedded")
+    homes = {name: data_root(root) / home for name, home in HOMES.items()}
+    places |= {name: str(home) if home.is_dir() else "not here" for name, home in homes.items()}
     rows = [(name, places.get(name, "files of your own")) for name in sorted(DATASETS)]
     console().print(plain_table(("data", "where"), rows))
     tell(f"looked under {data_root(root)}; fetch one with `fedflat data NAME --fetch`")
 
 
 def _where(name: str, root: str | None) -> str:
-    from fedflat.data import SOURCES, data_root, locate
+    from fedflat.data import HOMES, SOURCES, data_root, locate
 
+    if name in HOMES:
+        home = data_root(root) / HOMES[name]
+        if home.is_dir():
+            return str(home)
+        raise DataError(
+            f"{name} is not here: it is read from {home}; `fedflat list data {name}` says what must be there"
+        )
     if name not in SOURCES:
         return f"{name} is embedded" if name in EMBEDDED else f"{name} reads files of your own; nothing to locate"
     found = locate(name, root)
@@ -100,16 +109,19 @@ def fetch_shown(name: str, root: str | None, *, package: bool = False) -> None:
 
 def _show(arguments: argparse.Namespace) -> None:
     from fedflat.console import console, tell
-    from fedflat.data import load_federation
+    from fedflat.data import NATURAL, load_federation
     from fedflat.data.picture import partition_figure
     from fedflat.experiment import slug
     from fedflat.report.terminal import counts_map, counts_table
 
     partition, clients, seed = (coerce(name, getattr(arguments, name)) for name in DIVISION)
     federation = load_federation(arguments.name, partition, clients, seed, arguments.data_root)
-    counts, title = federation.counts(), f"{arguments.name}, {partition}, seed {seed}"
-    tell(f"{title}: {len(counts)} clients, {counts.sum()} samples, {counts.shape[1]} classes")
+    natural = federation.partition == "natural" and _checked(arguments.name) in NATURAL
+    how = federation.partition if natural else f"{partition}, seed {seed}"
+    counts, title = federation.counts(), f"{arguments.name}, {how}"
+    tell(f"{title}: {len(counts)} clients, {federation.sizes.sum()} samples, {counts.shape[1]} classes")
     out = console()
     out.print(counts_table(counts), counts_map(counts, out.width), sep="\n")
-    path = Path(arguments.out or f"{slug(arguments.name)}-{slug(partition)}-n{clients}-s{seed}.png")
+    division = federation.partition if natural else f"{slug(partition)}-n{clients}-s{seed}"
+    path = Path(arguments.out or f"{slug(arguments.name)}-{division}.png")
     tell(f"picture: {partition_figure(counts, path, title)}")

@@ -11,7 +11,7 @@ from fedflat.data.datasets import POOLS as WHOLE
 from fedflat.data.federation import DatasetSamples, Federation, TensorSamples
 from fedflat.data.hf import hf
 from fedflat.data.indices import Holdout, Split, matching_tests
-from fedflat.data.natural import NATURAL, as_it_is
+from fedflat.data.natural import HOMES, NATURAL, as_it_is
 from fedflat.data.partition import PARTITIONS, divide
 from fedflat.data.pooled import PooledClients
 from fedflat.data.preprocess import Preprocess
@@ -23,6 +23,7 @@ from fedflat.specs import build, parse
 
 __all__ = [
     "DATASETS",
+    "HOMES",
     "NATURAL",
     "PARTITIONS",
     "SOURCES",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ class JointPreprocess(Preprocess):
 
     scales: tuple[float, float] = (1.0, 1.0)
     jitter: float = 0.0
-    times: int = 1
+    times: int = field(default=1, repr=False)  # the size of the samples tells it
 
     def __call__(self, x: Tensor, stream: Stream | None, dtype: torch.dtype = torch.float32) -> Tensor:
         """Model inputs; what is drawn was drawn by `pair`."""

@@ -18,6 +18,18 @@ NATURAL: dict[str, Callable[..., Federation]] = {
     for maker in (heart, femnist, shakespeare, tiny_shakespeare, camvid, cityscapes, idda, pacs, landmarks)
 }
 """Data sets with clients of their own, by name; `DATASETS` has them, too."""
+HOMES = {
+    "femnist": "femnist/data",
+    "shakespeare": "shakespeare/data/raw_data/by_play_and_character",
+    "tiny_shakespeare": "tiny_shakespeare/by_character",
+    "camvid": "CamVid",
+    "cityscapes": "cityscapes",
+    "idda": "IDDA",
+    "pacs": "PACS",
+    "landmarks": "landmarks",
+    "imagenet200": "imagenet",
+}
+"""Where the files of data sets that are never fetched lie in the data root."""
 
 
 def as_it_is(

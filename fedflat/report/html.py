@@ -15,6 +15,7 @@ from typing import Any
 from fedflat.errors import InputError
 from fedflat.report.page import (
     behaviour_section,
+    class_section,
     client_section,
     flatness,
     landscapes,
@@ -32,7 +33,7 @@ from fedflat.words import listed
 
 SECTIONS: tuple[Callable[[Page], Section | None], ...] = (
     *(overview.summary, setup_section.methods, setup_section.partition, training.curves, training.targets),
-    picture_section.pictures,
+    *(picture_section.pictures, class_section.by_class),
     *(client_section.distribution, flatness.flatness, landscapes.surface, landscapes.eigenplane, landscapes.plane),
     *(landscapes.interpolation, landscapes.line, flatness.noise, flatness.layers, behaviour_section.generalisation),
     *(

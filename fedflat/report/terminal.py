@@ -59,7 +59,8 @@ def result_rows(record: Record) -> list[tuple[str, str]]:
     ]
     e, size = record.experiment, parameters_told(record.details)
     rows.append(("data", f"{e.data}, {e.clients} clients, {e.partition}"))
-    rows.append(("model", e.model + (f", {size}, loss {record.details['loss']}" if size else "")))
+    loss = record.details.get("loss") if e.loss == "auto" else e.loss
+    rows.append(("model", e.model + (f", {size}, loss {loss}" if size else "")))
     rows += [("preset", text) for text in presets([record])]
     if record.path:
         rows.append(("files", f"{shown_path(record.path)}{os.sep}"))

@@ -98,5 +98,6 @@ def test_metrics_are_written_as_people_write_them(tmp_path: Path) -> None:
     page = report([done], tmp_path / "page.html").read_text()
     assert "mIoU on the common test set" in page and "mIoU on the unseen test set" in page and "mIoU and loss" in page
     assert "unseen mIoU" in page and not re.search(r"\bMiou\b|\bmiou\b", re.sub(r'"miou":', "", page))
+    assert "Class by class" in page and "Unseen IoU" in page and ">bright &lt;b&gt;<" in page
     rows = dict(result_rows(record_of(tmp_path / "run")))
     assert {"final mIoU", "final unseen mIoU", "final accuracy"} <= rows.keys()

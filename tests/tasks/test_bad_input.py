@@ -71,3 +71,13 @@ def test_texts_shorter_than_a_window(tmp_path: Path, caplog: pytest.LogCaptureFi
     (folder / "PLAY_LONG.txt").unlink()
     with pytest.raises(DataError, match="no role has enough characters"):
         fedflat.load_federation("shakespeare", root=tmp_path)
+
+
+def test_where_the_files_of_natural_clients_lie(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "CamVid").mkdir()
+    assert main(["data", "camvid", "--data-root", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.strip() == str(tmp_path / "CamVid")
+    assert main(["data", "pacs", "--data-root", str(tmp_path)]) == 2
+    assert f"pacs is not here: it is read from {tmp_path / 'PACS'}" in capsys.readouterr().err
+    assert main(["data", "heart", "--show", "--out", str(tmp_path / "heart.png")]) == 0
+    assert "heart, natural: 4 clients, 486 samples, 2 classes" in capsys.readouterr().out
