@@ -21,6 +21,7 @@ from fedflat.core.views import EMPTY, Local, Update
 from fedflat.engine.evaluation import evaluate_client, evaluate_together
 from fedflat.engine.faults import check_states, vector_like
 from fedflat.engine.local_loop import LocalLoop, alike, local_view, stack_view
+from fedflat.engine.minibatches import prepared
 from fedflat.engine.placement import explaining_memory
 from fedflat.engine.setup import Broadcast, Job, Setup
 from fedflat.engine.terms import each_row, estimated_terms, stacked_terms, training_terms
@@ -34,11 +35,13 @@ class Kind(NamedTuple):
         work: Runs where the client's data are.
         terms: Gives the first of several updates the sum of their `terms`; runs where terms are added.
         together: Does the work of several clients at once, and sets the terms; None: they are done one by one.
+        trains: Whether the work needs minibatches.
     """
 
     work: Callable[[Setup, Broadcast, Job], Update]
     terms: Callable[[Setup, Sequence[Update]], None]
     together: Callable[[Setup, Broadcast, Sequence[Job]], list[Update]] | None = None
+    trains: bool = False
 
 
 def run_jobs(setup: Setup, broadcast: Broadcast, jobs: Sequence[Job]) -> list[Update]:
@@ -80,7 +83,8 @@ def _done(setup: Setup, broadcast: Broadcast, jobs: Sequence[Job]) -> list[Updat
 
 
 def _one_by_one(kind: Kind, setup: Setup, broadcast: Broadcast, jobs: Sequence[Job]) -> list[Update]:
-    updates = [kind.work(setup, broadcast, job).hosted() for job in jobs]
+    with prepared(setup, broadcast.round, [job.client for job in jobs] if kind.trains else ()):
+        updates = [kind.work(setup, broadcast, job).hosted() for job in jobs]
     kind.terms(setup, updates)
     return updates
 
@@ -95,7 +99,8 @@ def train(setup: Setup, broadcast: Broadcast, job: Job) -> Update:
     setup.seed_global("model", broadcast.round, job.client)
     origin, local = setup.receive(broadcast, job), None
     try:
-        samples = setup.federation.samples(job.client)
+        ahead = setup.ahead.get(job.client)
+        samples = setup.federation.samples(job.client) if ahead is None else ahead[0]
         local = local_view(setup, broadcast, job, origin, len(samples))
         return _update(job, local, _trained(setup, broadcast, local, [samples]))
     except DataError as error:  # a damaged file of one client must not end the run
@@ -279,7 +284,7 @@ def estimate(setup: Setup, broadcast: Broadcast, job: Job) -> Update:
 
 
 JOBS = {
-    "train": Kind(train, training_terms, train_together),
+    "train": Kind(train, training_terms, train_together, trains=True),
     "estimate": Kind(estimate, estimated_terms),
     "evaluate": Kind(evaluate_client, lambda setup, updates: None, evaluate_together),
 }

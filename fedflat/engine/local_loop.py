@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import zip_longest
 from typing import Any
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedflat.core import streams
 from fedflat.core.devices import numbers
+from fedflat.core.gradients import backward
 from fedflat.core.lockstep import Stack, joined, stacked_states
 from fedflat.core.optimizer_choice import optimizer_of
 from fedflat.core.part import Part
@@ -23,7 +24,7 @@ from fedflat.core.stacked import StackedModel
 from fedflat.core.tensors import copied
 from fedflat.core.views import Batch, Local
 from fedflat.engine.full_passes import FullPasses
-from fedflat.engine.minibatches import lockstep, minibatches, pieces, planned_steps
+from fedflat.engine.minibatches import Pair, lockstep, minibatches, pieces, planned_steps
 from fedflat.engine.setup import Broadcast, Job, Setup
 from fedflat.errors import InputError
 from fedflat.tasks.losses import row_losses
@@ -178,7 +179,7 @@ class LocalLoop:
         """The minibatch of every step, and how many samples of each client it has; 0: the client has finished."""
         local, parts, preprocess = self.local, self._fill("batch"), self.setup.federation.preprocess
         if local.count == 1:
-            for x, y in minibatches(local, self.samples[0], planned[0], preprocess):
+            for x, y in self._pairs(local.client, self.samples[0], planned[0]):
                 local.batch = Batch(x, ((1.0, y),))
                 for part in parts:
                     local.batch = part.batch(local, local.batch)
@@ -190,7 +191,7 @@ class LocalLoop:
             return
         members = local.members
         clients = zip(members, self.samples, planned, strict=True)
-        for pairs in zip_longest(*(minibatches(member, own, steps, preprocess) for member, own, steps in clients)):
+        for pairs in zip_longest(*(self._pairs(member.client, own, steps) for member, own, steps in clients)):
             for member, pair in zip(members, pairs, strict=True):
                 if pair is not None:  # otherwise it keeps its last one, whose gradient is not followed
                     member.batch = Batch(pair[0], ((1.0, pair[1]),))
@@ -199,6 +200,13 @@ class LocalLoop:
             batches = [member.batch for member in members]
             sizes = [0 if pair is None else len(pair[1]) for pair in pairs]
             yield joined(batches, local.theta), sizes
+
+    def _pairs(self, client: int, samples: Samples, steps: int) -> Iterable[Pair]:
+        """A client's minibatches; those that were made ahead are used once, since a network may change its inputs."""
+        _, ahead = self.setup.ahead.pop(client, (None, None))
+        if ahead is not None and len(ahead) == steps:
+            return ahead
+        return minibatches(self.setup, self.local.round, client, samples, steps)
 
     def _step(self, batch: Batch, sizes: Sequence[int]) -> None:
         local = self.local
@@ -262,7 +270,7 @@ class LocalLoop:
         """A forward and a backward pass, which adds to `local.grad`; returns the loss and the data loss."""
         loss, of_data = self.local.model.each(self._loss, batch, of)
         whole = loss if self.local.count == 1 else loss.sum()  # each client's gradient goes into its own row
-        whole.backward()
+        backward(whole)
         value = loss.detach()
         return value, value if of_data is loss else of_data.detach()
 

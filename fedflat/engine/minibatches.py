@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -17,6 +18,7 @@ from fedflat.core.samples import IGNORED, Samples
 from fedflat.core.views import Batch, Local
 from fedflat.data.samples import Ahead, TensorSamples
 from fedflat.data.samples import together as joint
+from fedflat.engine.setup import Setup
 from fedflat.errors import InputError
 from fedflat.experiment import Experiment
 
@@ -38,20 +40,20 @@ def planned_steps(experiment: Experiment, samples: int, epochs: int | None, step
     return steps
 
 
-def minibatches(local: Local, samples: Samples, steps: int, preprocess: Preprocess) -> Iterator[Pair]:
-    """The client's next minibatches, so many of them."""
-    experiment, count, dtype = local.experiment, len(samples), local.theta.dtype
-    sizes = minibatch_sizes(count, experiment.batch_size, experiment.drop_last)
+def minibatches(setup: Setup, round: int, client: int, samples: Samples, steps: int) -> Iterator[Pair]:
+    """So many minibatches of a client in a round."""
+    experiment, preprocess, count = setup.experiment, setup.federation.preprocess, len(samples)
+    sizes, dtype = minibatch_sizes(count, experiment.batch_size, experiment.drop_last), setup.model.theta.dtype
     if not sizes:
         raise InputError(
-            f"client {local.client} has {count} samples, fewer than batch_size={experiment.batch_size}, and "
+            f"client {client} has {count} samples, fewer than batch_size={experiment.batch_size}, and "
             "drop_last leaves none: lower batch_size or unset drop_last"
         )
-    name = experiment.seed, "batches", local.round, local.client
+    name = experiment.seed, "batches", round, client
     orders = (
         streams.stream(*name).permutations(count) if steps > len(sizes) else iter([streams.permutation(count, *name)])
     )
-    augment = streams.stream(experiment.seed, "augment", local.round, local.client)
+    augment = streams.stream(experiment.seed, "augment", round, client)
     group = _group(samples, sizes[0]) if not getattr(preprocess, "draws", True) else 1
 
     def ready(x: Any, y: Tensor) -> Pair:
@@ -60,6 +62,37 @@ def minibatches(local: Local, samples: Samples, steps: int, preprocess: Preproce
     while steps > 0:
         yield from _prepared(samples, next(orders), sizes[:steps], ready, group)
         steps -= len(sizes)
+
+
+@contextmanager
+def prepared(setup: Setup, round: int, clients: Sequence[int]) -> Iterator[None]:
+    """Inside this block the minibatches of these clients are ready, where that is possible.
+
+    Many clients of few samples train faster this way: one kind of work after the other keeps its code in the cache of
+    the processor. Only tensors are prepared, and only where nothing draws but the order of samples.
+    """
+    ahead, room = setup.ahead, MOST
+    if len(clients) > 1 and setup.draws is False and not getattr(setup.federation.preprocess, "draws", True):
+        for client in clients:
+            try:
+                samples = setup.federation.samples(client)
+                steps = planned_steps(setup.experiment, len(samples), None, None)
+                room -= _numbers(setup.experiment, samples, steps)
+                if room < 0:
+                    break
+                ahead[client] = samples, list(minibatches(setup, round, client, samples, steps))
+            except Exception:  # it comes again, and is told with the client's number, when the client trains
+                break
+    try:
+        yield
+    finally:
+        ahead.clear()
+
+
+def _numbers(experiment: Experiment, samples: Samples, steps: int) -> int:
+    """How many numbers so many minibatches have; more than `MOST` if that is unknown."""
+    size = min(len(samples), experiment.batch_size or len(samples))
+    return samples.width * size * steps if isinstance(samples, TensorSamples) else MOST + 1
 
 
 def _group(samples: Samples, size: int) -> int:

@@ -19,6 +19,7 @@ from fedflat.core.flat import FlatModel
 from fedflat.core.method import Method
 from fedflat.core.part import Part
 from fedflat.core.private import Private
+from fedflat.core.samples import Samples
 from fedflat.core.tensors import State
 from fedflat.core.views import Server
 from fedflat.data.federation import Federation
@@ -108,6 +109,7 @@ class Setup:
         stack: How many clients a worker trains in lockstep; see `engine.stacking`.
         pads: Whether minibatches of a stack may be filled up to the same size.
         folds: Whether a stack computes the network by `core.folded`, and the data loss alone.
+        ahead: Samples and minibatches of clients, where they were made ahead of training.
         draws: Whether clients draw from the global generators, which are then seeded for each of them; None: unknown.
         deployed: Whether clients are separate machines: a round without any update is then void, not an error.
         devices: The devices that the experiment names. `on` gives the setup of one of them; the server's own setup,
@@ -130,6 +132,7 @@ class Setup:
     stack: int = 1
     pads: bool = False
     folds: bool = False
+    ahead: dict[int, tuple[Samples, list[tuple[Any, Tensor]]]] = field(default_factory=dict)
     draws: bool | None = None
     deployed: bool = False
     devices: tuple[torch.device, ...] = (CPU,)

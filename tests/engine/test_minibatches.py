@@ -39,7 +39,9 @@ def test_a_stack_has_the_minibatches_of_its_clients(
     experiment = Experiment(batch_size=batch_size, local_epochs=epochs, local_steps=steps, drop_last=drop_last)
     data, preprocess = clients(pool), Preprocess()
     planned = [planned_steps(experiment, len(own), None, None) for own in data]
-    alone = [list(minibatches(view(experiment, i), own, planned[i], preprocess)) for i, own in enumerate(data)]
+    federation, model = SimpleNamespace(preprocess=preprocess), SimpleNamespace(theta=torch.zeros(1))
+    setup: Any = SimpleNamespace(experiment=experiment, federation=federation, model=model)
+    alone = [list(minibatches(setup, 3, i, own, planned[i])) for i, own in enumerate(data)]
     found = lockstep(view(experiment, *range(5)), data, planned, preprocess)
     assert found is not None
     count = 0
