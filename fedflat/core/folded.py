@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 Rule = Callable[..., Any]
+LARGE = 1 << 13  # numbers in a matrix from which a product in place is faster than one that is copied
 
 
 class UnknownFunctionError(Exception):
@@ -49,9 +50,11 @@ class Gradients:
         self._written.add(name)
 
     def put_product(self, weight: Tensor, left: Tensor, right: Tensor) -> None:
-        """The same for a product of matrices, one per row, which is computed in place."""
+        """The same for a product of matrices, one per row; a large one is computed in place."""
         place, name = self.places[id(weight)], id(weight)
-        if name in self._written:
+        if place[0].numel() < LARGE:
+            self.put(weight, torch.bmm(left, right))
+        elif name in self._written:
             place.baddbmm_(left, right)
         else:
             torch.bmm(left, right, out=place)

@@ -37,8 +37,11 @@ def key(seed: int, purpose: str, *ids: int) -> int:
 
 
 def _digest(seed: int, purpose: str, *ids: int) -> bytes:
-    text = "/".join([str(seed), str(len(purpose)), purpose, *map(str, ids)])  # the length: "a/1" is not ("a", 1)
-    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+    return hashlib.blake2b(_text(seed, purpose, *ids).encode(), digest_size=16).digest()
+
+
+def _text(seed: int, purpose: str, *ids: object) -> str:
+    return "/".join([str(seed), str(len(purpose)), purpose, *map(str, ids)])  # the length: "a/1" is not ("a", 1)
 
 
 def of_part(name: str) -> str:
@@ -144,9 +147,9 @@ class _Shuffler(threading.local):
         self._philox = _philox(bytes(16))
         self._generator, self._fresh = np.random.Generator(self._philox), self._philox.state
 
-    def under(self, digest: bytes) -> np.random.Generator:
-        """The generator at the beginning of a stream; valid until the next call."""
-        self._fresh["state"]["key"] = np.frombuffer(digest, "<u8")
+    def under(self, key: np.ndarray) -> np.random.Generator:
+        """The generator at the beginning of a stream, given its key as two words; valid until the next call."""
+        self._fresh["state"]["key"] = key
         self._philox.state = self._fresh
         return self._generator
 
@@ -156,23 +159,37 @@ _SHUFFLER = _Shuffler()
 
 def permutation(count: int, seed: int, purpose: str, *ids: int) -> Tensor:
     """The first permutation of a stream that is used for nothing else; faster than to make the stream."""
-    return torch.from_numpy(_SHUFFLER.under(_digest(seed, purpose, *ids)).permutation(count))
+    return torch.from_numpy(_SHUFFLER.under(_words(_digest(seed, purpose, *ids))).permutation(count))
 
 
-def permutations(counts: Sequence[int], times: Sequence[int], names: Iterable[tuple[int, str, int, int]]) -> np.ndarray:
-    """The first permutations of several streams, given by name, as rows: so many of each, of so many numbers.
+def permutations(
+    counts: Sequence[int], times: Sequence[int], seed: int, purpose: str, first: int, last: Iterable[int]
+) -> np.ndarray:
+    """The first permutations of the streams (seed, purpose, first, one of last) as rows: so many of each, of so many.
 
     Shorter ones are filled up with zeros.
 
-    >>> permutations([3, 2], [1, 1], [(0, "batches", 1, 7), (0, "batches", 1, 9)]).shape
+    >>> permutations([3, 2], [1, 1], 0, "batches", 1, [7, 9]).shape
     (2, 1, 3)
     """
+    begun = hashlib.blake2b(_text(seed, purpose, first, "").encode(), digest_size=16)
+
+    def digest(number: int) -> bytes:
+        ended = begun.copy()
+        ended.update(b"%d" % number)
+        return ended.digest()
+
     found = np.zeros((len(counts), max(times), max(counts)), np.int64)
-    for rows, count, often, name in zip(found, counts, times, names, strict=True):
-        generator = _SHUFFLER.under(_digest(*name))
-        for row in rows[:often]:
-            row[:count] = generator.permutation(count)
+    keys, under = _words(b"".join(map(digest, last))).reshape(-1, 2), _SHUFFLER.under
+    for rows, count, often, key in zip(found, counts, times, keys, strict=True):
+        draw = under(key).permutation
+        for k in range(often):
+            rows[k, :count] = draw(count)
     return found
+
+
+def _words(digests: bytes) -> np.ndarray:
+    return np.frombuffer(digests, "<u8")
 
 
 def _numpy(dtype: torch.dtype) -> Any:

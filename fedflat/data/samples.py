@@ -51,6 +51,7 @@ class TensorSamples:
         self._rows = x.permute(0, 2, 3, 1) if self._swapped else x
         self._length = len(x if indices is None else indices)
         self.width = x.numel() // max(1, len(x))  # numbers per sample
+        self.kind = type(self), x.dtype, y.dtype, x.device
 
     def __len__(self) -> int:
         return self._length
@@ -77,7 +78,7 @@ def together(samples: Sequence[Samples], most: int) -> TensorSamples | None:
     None where they are not all tensors of one kind, or where more than `most` numbers would have to be copied.
     """
     own = [s for s in samples if isinstance(s, TensorSamples)]
-    if len(own) < len(samples) or len({(type(s), s.x.dtype, s.y.dtype, s.x.device) for s in own}) > 1:
+    if len(own) < len(samples) or len({s.kind for s in own}) > 1:
         return None
     first, pools = own[0], [s.indices for s in own if s.indices is not None]
     if pools:

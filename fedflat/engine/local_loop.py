@@ -162,7 +162,9 @@ class LocalLoop:
         handed_over, self._fits = local.optimizer_state, self._fits + (branch == "global")
         if branch != "global" or self._fits > 1 or handed_over is None:  # a part may set the state of the first fit
             local.optimizer_state = local.start_optimizer()
-        planned = [planned_steps(self.setup.experiment, len(samples), epochs, steps) for samples in self.samples]
+        held = list(map(len, self.samples))
+        counted = {size: planned_steps(self.setup.experiment, size, epochs, steps) for size in set(held)}
+        planned = [counted[size] for size in held]
         rated = self._fill("step_rate")
         with local.model.restricted(only):
             for k, (batch, sizes) in enumerate(self._minibatches(planned)):
@@ -278,8 +280,10 @@ class LocalLoop:
         """A forward and a backward pass of a stack whose losses have no terms; returns the losses."""
         model, losses_of = self.local.model, row_losses(self.setup.criterion)
         output = model(batch.x)
-        losses = [weight * losses_of(output, y) for weight, y in batch.targets]
-        loss = losses[0] if len(losses) == 1 else torch.stack(losses).sum(0)
+        if len(batch.targets) == 1:
+            loss = losses_of(output, batch.targets[0][1])
+        else:
+            loss = torch.stack([weight * losses_of(output, y) for weight, y in batch.targets]).sum(0)
         model.backpropagate(loss)  # type: ignore[attr-defined]
         return loss.detach()
 

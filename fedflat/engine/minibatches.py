@@ -143,8 +143,8 @@ def lockstep(
     together, plan = joint(samples, MOST), _Plan(local.experiment, list(map(len, samples)), planned)
     if together is None or plan.numbers > MOST or not plan.possible:
         return None
-    names = ((local.experiment.seed, "batches", local.round, client) for client in local.numbers)
-    places, own = plan.places(streams.permutations(plan.counts, plan.epochs, names))
+    seed, numbers = local.experiment.seed, local.numbers
+    places, own = plan.places(streams.permutations(plan.counts, plan.epochs, seed, "batches", local.round, numbers))
     nobody, dtype = streams.NoStream(), local.theta.dtype
 
     def ready(start: int, stop: int) -> Pair:

@@ -89,12 +89,14 @@ class BinaryCrossEntropy:
 def row_losses(criterion: Criterion) -> Criterion:
     """The loss of several batches: a function of outputs and targets with one more dimension in front."""
     if criterion is F.cross_entropy or criterion == CrossEntropy():
-        return lambda output, y: torch.stack([_cross_entropies(head, y) for head in heads(output)]).sum(0)
+        return _cross_entropies
     return torch.vmap(criterion)
 
 
-def _cross_entropies(output: Tensor, y: Tensor) -> Tensor:
+def _cross_entropies(output: Any, y: Tensor) -> Tensor:
     """Cross-entropy of every row. With the classes in front its softmax is several times as fast as with few behind."""
+    if isinstance(output, tuple):
+        return torch.stack([_cross_entropies(head, y) for head in output]).sum(0)
     scores = output.movedim(2, 0).flatten(1).log_softmax(0)
     losses = F.nll_loss(scores.T, y.flatten(), ignore_index=IGNORED, reduction="none")
     return losses.view(len(y), -1).sum(1) / (y != IGNORED).flatten(1).sum(1)

@@ -63,9 +63,9 @@ def test_augmented_data_are_left_to_the_clients_own_streams() -> None:
 
 
 def test_permutations_of_many_streams_are_those_of_each() -> None:
-    names = [(5, "batches", 2, client) for client in range(40)]
     counts, times = [1 + client for client in range(40)], [1 + client % 3 for client in range(40)]
-    for rows, count, often, name in zip(streams.permutations(counts, times, names), counts, times, names, strict=True):
-        own = streams.stream(*name)
+    found = streams.permutations(counts, times, 5, "batches", 2, range(40))
+    for client, (rows, count, often) in enumerate(zip(found, counts, times, strict=True)):
+        own = streams.stream(5, "batches", 2, client)
         for row in rows[:often]:
             assert own.permutation(count).tolist() == row[:count].tolist()
