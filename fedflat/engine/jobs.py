@@ -21,8 +21,8 @@ from fedflat.core.views import EMPTY, Local, Update
 from fedflat.engine.evaluation import evaluate_client, evaluate_together
 from fedflat.engine.faults import check_states, vector_like
 from fedflat.engine.local_loop import LocalLoop, alike, local_view, stack_view
-from fedflat.engine.minibatches import prepared
 from fedflat.engine.placement import explaining_memory
+from fedflat.engine.preparing import prepared
 from fedflat.engine.setup import Broadcast, Job, Setup
 from fedflat.engine.terms import each_row, estimated_terms, stacked_terms, training_terms
 from fedflat.errors import ClientError, DataError, InputError, RunError

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -15,10 +14,9 @@ from fedflat.core import streams
 from fedflat.core.devices import on
 from fedflat.core.inputs import map_inputs
 from fedflat.core.samples import IGNORED, Samples
-from fedflat.core.views import Batch, Local
+from fedflat.core.views import Batch, Local, SetupView
 from fedflat.data.samples import Ahead, TensorSamples
 from fedflat.data.samples import together as joint
-from fedflat.engine.setup import Setup
 from fedflat.errors import InputError
 from fedflat.experiment import Experiment
 
@@ -40,7 +38,7 @@ def planned_steps(experiment: Experiment, samples: int, epochs: int | None, step
     return steps
 
 
-def minibatches(setup: Setup, round: int, client: int, samples: Samples, steps: int) -> Iterator[Pair]:
+def minibatches(setup: SetupView, round: int, client: int, samples: Samples, steps: int) -> Iterator[Pair]:
     """So many minibatches of a client in a round."""
     experiment, preprocess, count = setup.experiment, setup.federation.preprocess, len(samples)
     sizes, dtype = minibatch_sizes(count, experiment.batch_size, experiment.drop_last), setup.model.theta.dtype
@@ -62,37 +60,6 @@ def minibatches(setup: Setup, round: int, client: int, samples: Samples, steps: 
     while steps > 0:
         yield from _prepared(samples, next(orders), sizes[:steps], ready, group)
         steps -= len(sizes)
-
-
-@contextmanager
-def prepared(setup: Setup, round: int, clients: Sequence[int]) -> Iterator[None]:
-    """Inside this block the minibatches of these clients are ready, where that is possible.
-
-    Many clients of few samples train faster this way: one kind of work after the other keeps its code in the cache of
-    the processor. Only tensors are prepared, and only where nothing draws but the order of samples.
-    """
-    ahead, room = setup.ahead, MOST
-    if len(clients) > 1 and setup.draws is False and not getattr(setup.federation.preprocess, "draws", True):
-        for client in clients:
-            try:
-                samples = setup.federation.samples(client)
-                steps = planned_steps(setup.experiment, len(samples), None, None)
-                room -= _numbers(setup.experiment, samples, steps)
-                if room < 0:
-                    break
-                ahead[client] = samples, list(minibatches(setup, round, client, samples, steps))
-            except Exception:  # it comes again, and is told with the client's number, when the client trains
-                break
-    try:
-        yield
-    finally:
-        ahead.clear()
-
-
-def _numbers(experiment: Experiment, samples: Samples, steps: int) -> int:
-    """How many numbers so many minibatches have; more than `MOST` if that is unknown."""
-    size = min(len(samples), experiment.batch_size or len(samples))
-    return samples.width * size * steps if isinstance(samples, TensorSamples) else MOST + 1
 
 
 def _group(samples: Samples, size: int) -> int:
