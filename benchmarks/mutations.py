@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import shutil
 import sys
 import tempfile
@@ -26,6 +27,7 @@ FORMS = "tests/parts/conformance/test_later_closed_forms.py tests/parts/conforma
 OTHER_TESTS = {
     "apfl": "tests/parts/personal/test_apfl.py",
     "fedadagrad": "tests/parts/conformance/test_closed_forms.py -k fedadagrad",
+    "beside": "tests/parts/conformance/test_later_sums.py -k 'touch or path or displaced or follow'",
     "sums": "tests/parts/conformance/test_every_part.py -k famous",
 }
 PARTS, VIEWS = "fedflat/parts/", "fedflat/core/views.py"
@@ -47,9 +49,14 @@ MUTATIONS = (  # part, file, what is there, what is put in its place
     ("fedwmsam", MOMENTUM, "mul_(alpha / (1 - alpha))", "mul_(alpha)"),
     ("fedwmsam", MOMENTUM, 'local.scratch(self)["mixed"], local.steps)', 'local.scratch(self)["mixed"], 1)'),
     ("fedwmsam", MOMENTUM, "self._alpha(server) * (1 - self.rate)", "self._alpha(server)"),
+    ("fedwmsam", MOMENTUM, "1 + cosine", "cosine"),
+    ("fedwmsam", MOMENTUM, 'total["c"] / server.clients', 'total["c"] / server.participants'),
     ("fedsmoo", DUAL, "dual.add_(ascent).sub_(common)", "dual.add_(ascent)"),
     ("fedsmoo", DUAL, "torch.sub(local.grad, dual).sub_(common)", "torch.sub(local.grad, dual)"),
     ("fedsmoo", DUAL, "self.rho * unit(server.total", "unit(server.total"),
+    ("fedsmoo", DUAL, 'dual - scratch["ascent"] if last else dual.clone()', "dual.clone()"),
+    ("fedgloss", DUAL, 'server.participants if self.server == "paper" else 1', "server.participants"),
+    ("fedgloss", DUAL, "t = round - 1", "t = round"),
     ("fedgloss", DUAL, "unit(d), alpha=radius", "unit(d), alpha=-radius"),
     ("fedgloss", DUAL, 'server.theta + delta + state["h"]', 'server.origin + delta + state["h"]'),
     ("fedgloss", DUAL, "1 / self.beta", "self.beta"),
@@ -59,6 +66,8 @@ MUTATIONS = (  # part, file, what is there, what is put in its place
     ("fedgf", GLOBAL, "ascent.mul_(1 - c).add_", "ascent.add_"),
     ("fedgf", GLOBAL, "unit(last - server.origin)", "unit(server.origin - last)"),
     ("fedgf", GLOBAL, "self._distance(server) > self.threshold", "self._distance(server) < self.threshold"),
+    ("fedgf", GLOBAL, "self.rho if self.rho_g is None else self.rho_g", "self.rho"),
+    ("fedgf", GLOBAL, "window[window >= 0].mean()", "window.clamp_min(0).mean()"),
     ("fedsol", KEPT, " and bool(local.steps > 0)", ""),
     ("fedsol", KEPT, "logits / temperature, dim=1", "logits, dim=1"),
     ("fedsol", KEPT, "norm = tensor.norm(dim=0", "norm = tensor.norm(dim=-1"),
@@ -68,12 +77,15 @@ MUTATIONS = (  # part, file, what is there, what is put in its place
     ("fedmoswa", SWA, "local.weighted_steps)", "local.steps)"),
     ("fedmoswa", SWA, "common + (fresh - common) * self.gamma", "common + fresh * self.gamma"),
     ("fedmoswa", SWA, 'local.received(self)["c"] - own', 'own - local.received(self)["c"]'),
+    ("fedmoswa", SWA, "local.full_gradient(local.origin)", "local.full_gradient(local.theta)"),
     ("fedinit", INIT, "local.origin - last, alpha", "last - local.origin, alpha"),
     ("fedinit", INIT, 'local.state(self)["last"] = local.theta', 'local.state(self)["last"] = local.origin'),
     ("fedinit", INIT, "local.origin = local.theta.clone()", "pass"),
     ("fedexp", RATES, "common = 2 * (", "common = ("),
     ("fedexp", RATES, "max(1.0, mean / common)", "mean / common"),
     ("fedexp", RATES, "weight = 1.0 if local.uniform else float(local.samples)", "weight = 1.0"),
+    ("fedexp", RATES, "server.participants * (server.lr", "(server.lr"),
+    ("fedexp", RATES, "(server.theta + last) / 2", "last"),
     ("qfedavg", RATES, "weight = loss**self.q", "weight = loss ** (self.q + 1)"),
     ("qfedavg", RATES, "square() / local.lr if", "square() * local.lr if"),
     ("qfedavg", RATES, "self.q * loss ** (self.q - 1)", "loss ** (self.q - 1)"),
@@ -88,6 +100,7 @@ MUTATIONS = (  # part, file, what is there, what is put in its place
     ("fedlc", SKEW, "counts**-0.25", "counts**-0.5"),
     ("fedlc", SKEW, "self.tau * shift, -torch.inf)", "self.tau * shift, 0.0)"),
     ("fedlc", SKEW, ".sum() - plain", ".sum()"),
+    ("fedlc", SKEW, "counts.log() if", "counts.sqrt() if"),
     ("feddecorr", SKEW, ".fill_diagonal_(0)", ""),
     ("feddecorr", SKEW, "f.var(0)", "f.var(0, unbiased=False)"),
     ("feddecorr", SKEW, "width * (width - 1)) * batch", "width * (width - 1))"),
@@ -101,6 +114,12 @@ MUTATIONS = (  # part, file, what is there, what is put in its place
     ("fedadagrad", f"{PARTS}server_optimisers.py", '["m"] = m * self.beta1', '["m"] = m'),
     ("fedadagrad", f"{PARTS}server_optimisers.py", "if self.beta1 > 0:", "if False:"),
     ("fedadagrad", f"{PARTS}server_optimisers.py", "v = v + delta.square()", "v = v + delta.abs()"),
+    ("beside", DUAL, "global_gradient: ClassVar[bool] = True", "global_gradient: ClassVar[bool] = False"),
+    ("beside", GLOBAL, "global_gradient: ClassVar[bool] = True", "global_gradient: ClassVar[bool] = False"),
+    ("beside", MOMENTUM, "global_gradient: ClassVar[bool] = True", "global_gradient: ClassVar[bool] = False"),
+    ("beside", VIEWS, "vector if self.shared is None else vector * self.shared", "vector"),
+    ("beside", RATES, "server.delta = delta * scale", "server.delta = delta"),
+    ("sums", SUMS, "return Scaffold(), FedLESAM(rho, direction)", "return (FedLESAM(rho, direction),)"),
     ("sums", SUMS, "return Scaffold(), SAM(rho)", "return (SAM(rho),)"),
     ("sums", SUMS, "FedACG(lam=gamma, beta=0.0)", "FedACG(lam=gamma)"),
     ("sums", SUMS, "return FedDyn(alpha), FedLESAM", "return FedDyn(), FedLESAM"),
@@ -112,7 +131,7 @@ def caught(folder: Path, part: str, file: str, old: str, new: str) -> bool:
     path = folder / file
     text = path.read_text()
     path.write_text(text.replace(old, new))
-    status = status_of(folder, OTHER_TESTS.get(part, f"{FORMS} -k {part}").split())
+    status = status_of(folder, shlex.split(OTHER_TESTS.get(part, f"{FORMS} -k {part}")))
     path.write_text(text)
     if status not in (0, 1):
         raise SystemExit(f"pytest ended with {status} for {part}: {old!r}")

@@ -92,7 +92,7 @@ class FedSMOO(Part):
 class FedGloSS(Part):
     """Take SAM's step uphill on the server, along the last pseudo-gradient d, so that clients start at the worst point.
 
-    In the first `warmup` rounds T_s both radii are ρ₀ + (t/T_s) (ρ − ρ₀).
+    In the first `warmup` rounds T_s both radii are ρ₀ + (t/T_s) (ρ − ρ₀); one of 0 stays 0.
     The client keeps H_i (1), the server H̄, d (2) and sends w̃ instead of w; sends 1 down, 1 up; two gradients per step.
     Differs from the paper in dividing 1/β by the relative size ω_i, as FedDyn here does; equal sizes are the paper's.
 
@@ -123,7 +123,7 @@ class FedGloSS(Part):
 
     def _radius(self, target: float, round: int) -> float:
         t = round - 1
-        return target if t >= self.warmup else self.rho_0 + t / self.warmup * (target - self.rho_0)
+        return target if t >= self.warmup or target == 0 else self.rho_0 + t / self.warmup * (target - self.rho_0)
 
     def outgoing(self, server: Server) -> Tensor:
         radius, d = self._radius(self.rho, server.round), server.state(self).get("d")

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedflat.core.fields import BelowOne, Fraction, NonNegative
+from fedflat.core.fields import BelowOne, Fraction, NonNegative, PositiveFraction
 from fedflat.core.part import Backward, Part
 from fedflat.core.rows import add_, dots, norms, unit
 from fedflat.core.views import Local, Server, SetupView, Update
@@ -37,7 +37,7 @@ class FedCM(Part):
     rank: ClassVar[int] = 10  # mixes after the corrections of other parts
     uniform: ClassVar[bool] = True
     claims: ClassVar[tuple[str, ...]] = (MIXTURE,)
-    alpha: Fraction = 0.1
+    alpha: PositiveFraction = 0.1
 
     def check(self, setup: SetupView) -> None:
         require_known_steps(setup, self)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -14,6 +15,8 @@ from fedflat.core.fields import NonNegative
 from fedflat.core.part import Part
 from fedflat.core.views import Local, SetupView
 from fedflat.parts.requirements import require_classes, require_cross_entropy
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,8 @@ class FedDecorr(Part):
     def check(self, setup: SetupView) -> None:
         with setup.model.capture_features(self.name):
             pass
+        if setup.experiment.batch_size == 1 and self.beta > 0:
+            log.warning("feddecorr: with batch_size=1 there are no correlations, and this is FedAvg")
 
     def around_forward(self, local: Local) -> AbstractContextManager[Any]:
         return local.model.capture_features(self.name)

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedflat.core.fields import Fraction, NonNegative
+from fedflat.core.fields import NonNegative, PositiveFraction
 from fedflat.core.part import Backward, Part
 from fedflat.core.views import Local, Server, SetupView
 from fedflat.parts.direction import MIXTURE, last_direction, remember_direction, require_known_steps
@@ -36,7 +36,7 @@ class MoFedSAM(Part):
     rank: ClassVar[int] = 10  # mixes after the corrections of other parts
     uniform: ClassVar[bool] = True
     claims: ClassVar[tuple[str, ...]] = (MIXTURE,)
-    beta: Fraction = 0.1
+    beta: PositiveFraction = 0.1
     rho: NonNegative = 0.1
 
     def check(self, setup: SetupView) -> None:

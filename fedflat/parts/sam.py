@@ -31,7 +31,7 @@ class SAM(Part):
     def gradient(self, local: Local, backward: Backward) -> None:
         backward()
         if self.rho > 0:
-            with local.displaced(by=self.rho * unit(local.grad)):
+            with local.displaced(by=unit(local.grad).mul_(self.rho)):
                 backward()
 
 

@@ -45,6 +45,7 @@ def same_weights(world: World, left: str, right: str, **changes: Any) -> None:
         ("fedlesam_d(rho=0.0, alpha=0.2)", "feddyn(alpha=0.2)"),
         ("fedgloss(rho=0.0, rho_l=0.1, beta=4.0)", "feddyn(alpha=0.25)+sam(rho=0.1)"),
         ("fedgloss(rho=0.0, rho_l=0.0, beta=4.0)", "feddyn(alpha=0.25)"),
+        ("fedgloss(rho=0.0, rho_l=0.0, beta=4.0, warmup=3)", "feddyn(alpha=0.25)"),
         ("fedgf(rho=0.1, threshold=None)", "sam(rho=0.1)"),
         ("fedwmsam(alpha=0.3, rho=0.0)+fedinit(beta=0.0)", "fedwmsam(alpha=0.3, rho=0.0)"),
         ("fedadagrad(beta1=0.0)", "fedadagrad"),
@@ -227,8 +228,10 @@ def test_feddecorr_is_the_mean_squared_correlation_on_the_scale_of_the_code() ->
     assert float(correlation_penalty(maps)) == pytest.approx(penalty)
 
 
-def test_a_batch_of_one_sample_has_no_decorrelation() -> None:
-    same_weights(make_world(NET, **(SIMPLE | {"batch": 1})), "feddecorr(beta=5.0)", "fedavg")
+def test_a_batch_of_one_sample_has_no_decorrelation(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        same_weights(make_world(NET, **(SIMPLE | {"batch": 1})), "feddecorr(beta=5.0)", "fedavg")
+    assert "batch_size=1" in caplog.text
 
 
 def last_rows(weights: Array) -> Array:
@@ -255,7 +258,15 @@ def test_fedlc_with_equal_counts_is_cross_entropy() -> None:
 # ---- bad input ----
 
 OUT_OF_RANGE = [
-    *("fedcm(alpha=1.1)", "fedacg(lam=1.0)", "fedacg(beta=-1.0)", "fedwmsam(alpha=1.0)", "fedwmsam(rate=2.0)"),
+    *(
+        "fedcm(alpha=1.1)",
+        "fedcm(alpha=0.0)",
+        "mofedsam(beta=0.0)",
+        "fedacg(lam=1.0)",
+        "fedacg(beta=-1.0)",
+        "fedwmsam(alpha=1.0)",
+        "fedwmsam(rate=2.0)",
+    ),
     *(
         "fedsmoo(rho=-1.0)",
         "fedsmoo(server='cloud')",
