@@ -140,7 +140,7 @@ class Pivot:
             )
         ordered = sorted(ranks, key=lambda method: ranks[method])
         figure = blank_figure(8, 1.4 + 0.28 * len(ordered))
-        axes = figure.add_axes((0.05, 0.05, 0.9, 0.7))
+        axes = figure.add_subplot()
         axes.set_xlim(0.8, len(ordered) + 0.2)
         axes.set_ylim(-len(ordered) - 1, 1.5)
         axes.spines[["left", "right", "bottom"]].set_visible(False)
@@ -151,7 +151,10 @@ class Pivot:
         )
         for place, method in enumerate(ordered, start=1):
             axes.plot([ranks[method]] * 2, [1.5, -place], color="#0072b2", lw=1)
-            axes.text(ranks[method] + 0.04, -place, f"{method}  {ranks[method]:.2f}", va="center", fontsize=9)
+            left = ranks[method] > (1 + len(ordered)) / 2  # where a name to the right might not fit
+            gap, side = (-0.04, "right") if left else (0.04, "left")
+            name = f"{method}  {ranks[method]:.2f}"
+            axes.text(ranks[method] + gap, -place, name, va="center", ha=side, fontsize=9)
         for level, (low, high) in enumerate(alike(ranks, difference)):
             axes.plot([low - 0.03, high + 0.03], [0.9 - 0.5 * level] * 2, color="#1f2933", lw=3)
         return save_figure(figure, path)

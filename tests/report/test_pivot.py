@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,3 +75,14 @@ def test_fewer_than_two_settings_have_no_critical_difference(tmp_path: Path) -> 
     assert table.critical_difference() is None
     with pytest.raises(InputError, match=r"two or more settings"):
         table.plot(tmp_path / "ranks.png")
+
+
+def test_long_names_are_not_cut_off_in_the_picture_of_ranks(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    pytest.importorskip("matplotlib")
+    worst = "asam(rho=0.7)+fedprox(mu=0.1)+swa(cycle=20)"
+    runs = [replace(run, experiment=run.experiment.replace(method=worst)) if run.experiment.method == "fedavg" else run
+            for run in RUNS if run.experiment.method != "man"]  # fmt: skip
+    picture = image.open(pivot(runs, ["partition"]).plot(tmp_path / "ranks.png")).convert("L")
+    for edge in ((0, 0, 3, picture.height), (picture.width - 3, 0, picture.width, picture.height)):
+        assert picture.crop(edge).getextrema() == (255, 255)  # white

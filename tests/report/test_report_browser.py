@@ -176,6 +176,23 @@ def test_tables_sort_by_what_their_cells_mean(tab: Browser, page: Path) -> None:
         assert tab.evaluate(column) == sorted(before, reverse=turn)
 
 
+def test_tables_sort_on_a_narrow_screen_where_heads_do_not_fit(tab: Browser, page: Path) -> None:
+    column = "[...document.querySelectorAll('#clients tbody tr')].map(row => parseFloat(row.cells[2].textContent))"
+    chooser = "document.querySelector('#clients .sorting')"
+    tab.open(page, 1280)
+    tab.evaluate("document.querySelectorAll('#clients details').forEach(each => each.open = true)")
+    assert tab.evaluate(f"{chooser}.offsetHeight") == 0
+    tab.open(page, 390)
+    tab.evaluate("document.querySelectorAll('#clients details').forEach(each => each.open = true)")
+    assert tab.evaluate(f"{chooser}.offsetHeight") > 0
+    before = tab.evaluate(column)
+    choose = f"(list => (list.value = '2', list.dispatchEvent(new Event('change'))))({chooser}.querySelector('select'))"
+    tab.evaluate(choose)
+    assert tab.evaluate(column) == sorted(before) != before
+    tab.evaluate(f"{chooser}.querySelector('button').click()")
+    assert tab.evaluate(column) == sorted(before, reverse=True)
+
+
 def test_surfaces_stand_two_by_two_and_say_where_they_are_cut(tab: Browser, runs: list[Path], tmp_path: Path) -> None:
     methods = ("a", "b", "c", "d")
     for method in methods:

@@ -15,18 +15,36 @@ function sortable() {
   for (const table of document.querySelectorAll("main table")) {
     const body = table.tBodies[0], heads = [...(table.tHead?.rows[0]?.cells || [])];
     if (!body || body.rows.length < 2) continue;
+    const labels = heads.map((head) => head.textContent);
+    const sort = (column, down) => {
+      heads.forEach((each) => each.removeAttribute("aria-sort"));
+      heads[column].setAttribute("aria-sort", down ? "descending" : "ascending");
+      body.append(...ordered([...body.rows], column, down));
+    };
+    const isUp = (column) => heads[column].getAttribute("aria-sort") === "ascending";
     heads.forEach((head, column) => {
-      const label = head.textContent, button = element("button", { type: "button", title: "Sort by this column" });
-      button.textContent = label;
+      const button = element("button", { type: "button", title: "Sort by this column" });
+      button.textContent = labels[column];
       head.replaceChildren(button);
-      button.addEventListener("click", () => {
-        const down = head.getAttribute("aria-sort") === "ascending";
-        heads.forEach((each) => each.removeAttribute("aria-sort"));
-        head.setAttribute("aria-sort", down ? "descending" : "ascending");
-        body.append(...ordered([...body.rows], column, down));
-      });
+      button.addEventListener("click", () => sort(column, isUp(column)));
     });
+    (table.closest(".scroll") || table).before(chooser(labels, sort, isUp));
   }
+}
+
+/** Where a table is too narrow for heads, the style sheet shows this instead: a list of the columns, and the direction. */
+function chooser(labels, sort, isUp) {
+  const line = element("div", { class: "sorting" }), label = element("label", {}), list = element("select", {});
+  const turn = element("button", { type: "button", class: "tool", title: "Reverse the order" });
+  turn.textContent = "▴▾";
+  turn.hidden = true;
+  list.append(new Option("as listed", "", true, true), ...labels.map((text, column) => new Option(text || "name", column)));
+  list.options[0].disabled = true;
+  list.addEventListener("change", () => { turn.hidden = false; sort(Number(list.value), false); });
+  turn.addEventListener("click", () => sort(Number(list.value), isUp(Number(list.value))));
+  label.append("sort by ", list);
+  line.append(label, turn);
+  return line;
 }
 
 function ordered(rows, column, down) {
