@@ -90,6 +90,10 @@ class Poly(Schedule):
     power: float = 0.9
     horizon: Literal["run", "round", "feddrive"] = "run"
 
+    def __post_init__(self) -> None:
+        if not self.power >= 0:
+            raise InputError(f"poly: power must be 0 or more, not {self.power}")
+
     def of_round(self, t: int, e: Experiment) -> float:
         """See `Schedule`."""
         return float((1 - t / e.rounds) ** self.power) if self.horizon == "run" else 1.0

@@ -371,7 +371,11 @@ def _digest_samples(digest: Any, samples: Samples) -> None:
     digest.update(f"/{len(samples)}".encode())
     if len(samples) == 0:
         return
-    x, y = samples.batch(torch.linspace(0, len(samples) - 1, min(4, len(samples))).long())
+    some, known = torch.linspace(0, len(samples) - 1, min(4, len(samples))).long(), getattr(samples, "labels", None)
+    if isinstance(samples, TensorSamples) or not isinstance(known, Tensor):
+        x, y = samples.batch(some)
+    else:  # no file is read, so that a damaged one does not matter yet
+        y = known[some]
     for tensor in (x, y) if isinstance(samples, TensorSamples) else (y,):
         digest.update(f"{tuple(tensor.shape)}{tensor.dtype}".encode())
         digest.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())

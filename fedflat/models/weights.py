@@ -8,7 +8,6 @@ import pickle
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -68,8 +67,11 @@ def _read(path: Path) -> dict[str, Tensor]:
         stored = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
     except FileNotFoundError:
         raise DataError(f"no such file of weights: {path}") from None
-    except (SafetensorError, pickle.UnpicklingError, RuntimeError, OSError, EOFError, ValueError) as error:
-        raise DataError(f"{path} holds no weights that can be read safely: {str(error).splitlines()[0]}") from None
+    except pickle.UnpicklingError:  # torch's own words advise to read it all the same
+        raise DataError(f"{path} holds no weights that can be read safely: it is no file of tensors alone") from None
+    except Exception as error:  # bytes that are no pickle raise whatever they lead to
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DataError(f"{path} holds no weights that can be read safely: {why}") from None
     if isinstance(stored, dict) and isinstance(stored.get("state_dict"), dict):
         stored = stored["state_dict"]
     if not isinstance(stored, dict) or not all(isinstance(value, Tensor) for value in stored.values()):

@@ -134,3 +134,25 @@ def test_a_run_starts_from_given_weights(tmp_path: Path) -> None:
     run = fedflat.run(e.replace(weights=str(tmp_path / "w.safetensors"), lr=1e-9), out=tmp_path / "run")
     assert torch.allclose(run.weights, torch.cat([p.detach().flatten() for p in model.parameters()]), atol=1e-6)
     assert len(json.loads((tmp_path / "run/environment.json").read_text())["inputs"]["weights"]) == 16
+
+
+def test_a_truncated_photograph_leaves_its_client_out_of_every_round(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However few clients there are, so that the damaged file is among those that are looked at first."""
+    home = tmp_path / "landmarks"
+    for number in range(9):
+        picture(home / "images" / f"p{number}.jpg", 20 * number)
+    rows = [f"{'abc'[number % 3]},p{number},{number % 2}" for number in range(6)]
+    (home / "mini_gld_train_split.csv").write_text("\n".join(["user_id,image_id,class", *rows]))
+    (home / "mini_gld_test.csv").write_text("image_id,class\np6,0\np7,1\np8,0")
+    sound = fedflat.load_federation("landmarks(pixels=16)", root=tmp_path).fingerprint()
+    broken = home / "images" / "p4.jpg"
+    broken.write_bytes(broken.read_bytes()[:150])
+    e = fedflat.Experiment(data="landmarks(pixels=16)", model="logistic", rounds=2, batch_size=2, backend="serial")
+    run = fedflat.run(e, root=tmp_path)
+    assert [(row["clients"], row["left_out"]) for row in run.metrics] == [(2, 1), (2, 1)]
+    assert "p4.jpg cannot be decoded" in caplog.text
+    assert (
+        fedflat.load_federation("landmarks(pixels=16)", root=tmp_path).fingerprint() == sound
+    )  # once mended, it resumes

@@ -83,3 +83,21 @@ def test_a_file_that_is_no_state_dict_is_refused(tmp_path: Path) -> None:
     for name in ("list.pth", "text.pt"):
         with pytest.raises(DataError, match="holds no"):
             load_weights(nn.Linear(2, 2), tmp_path / name)
+
+
+class Anything:
+    """What a file of tensors alone does not hold."""
+
+
+@pytest.mark.parametrize("content", [b"", b"abc", b"\x80\x02", b"(lp0\n."])
+def test_a_file_that_is_no_state_dict_is_one_line(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "w.pth").write_bytes(content)
+    with pytest.raises(DataError, match=r"w\.pth holds no (weights that can be read safely|state dict)"):
+        load_weights(nn.Linear(2, 2), tmp_path / "w.pth")
+
+
+def test_objects_in_a_file_are_refused_without_advice_to_trust_it(tmp_path: Path) -> None:
+    torch.save({"weights": Anything()}, tmp_path / "w.pth")
+    with pytest.raises(DataError, match="read safely: it is no file of tensors alone") as caught:
+        load_weights(nn.Linear(2, 2), tmp_path / "w.pth")
+    assert "trust" not in str(caught.value) and "\x1b" not in str(caught.value)

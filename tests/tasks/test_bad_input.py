@@ -18,6 +18,7 @@ from fedflat.errors import DataError, InputError, RunError, UnknownNameError
     [
         (["--lr-schedule", "cosin"], "unknown learning-rate schedule 'cosin': did you mean 'cosine'?"),
         (["--lr-schedule", "poly(horizon='week')"], "horizon takes 'run' or 'round' or 'feddrive', not 'week'"),
+        (["--lr-schedule", "poly(power=-1)"], "poly: power must be 0 or more, not -1"),
         (["--loss", "ohme"], "unknown loss 'ohme': did you mean 'ohem'?"),
         (["--weights", "nowhere.safetensors"], "no such file of weights: nowhere.safetensors"),
     ],
