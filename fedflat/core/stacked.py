@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from fedflat.core.flat import FlatModel
 from fedflat.core.folded import Folding, Gradients, masked
+from fedflat.core.gradients import backward
 from fedflat.core.inputs import map_inputs
 
 # The gradients are views of one matrix on purpose.
@@ -100,7 +101,7 @@ class StackedModel(FlatModel):
             self._gradients.start()
         else:
             self.grad.zero_()
-        losses.sum().backward()  # type: ignore[no-untyped-call]
+        backward(losses.sum())
         if self.folds:
             self._gradients.finish()
 

@@ -187,7 +187,7 @@ class LocalLoop:
                     local.batch = part.batch(local, local.batch)
                 yield local.batch, (y.shape[0],)
             return
-        whole = None if parts else lockstep(local, self.samples, planned, preprocess)
+        whole = None if parts else lockstep(local, self.samples, planned, preprocess, self.setup.pads)
         if whole is not None:
             yield from whole
             return

@@ -203,7 +203,8 @@ class RoundLoop:
 
     def _longest_first(self, clients: list[int]) -> list[int]:
         """Clients in the order of training and of every sum. Large clients first: no worker ends a round with one."""
-        return sorted(clients, key=lambda client: (-self.setup.federation.size(client), client))
+        size = self.setup.federation.size
+        return [client for _, client in sorted((-size(client), client) for client in clients)]
 
     def _broadcast(self) -> Broadcast:
         server = self.server

@@ -73,7 +73,7 @@ class ClientStore:
 
     def put(self, client: int, states: Mapping[str, State]) -> None:
         """Copy a client's new state; it becomes current with `commit_round`."""
-        if not isinstance(states, RemoteStates):
+        if not isinstance(states, RemoteStates) and states:
             states = {part: state for part, state in copied(states).items() if state}
         if states or client in self.versions:
             self._pending[client] = states

@@ -25,6 +25,9 @@ class Versions(MutableMapping[int, int]):
             raise KeyError(client)
         return round
 
+    def __contains__(self, client: object) -> bool:
+        return isinstance(client, int) and client < len(self._rounds) and bool(self._rounds[client])
+
     def __setitem__(self, client: int, round: int) -> None:
         size = len(self._rounds)
         if client >= size:  # grow by at least an eighth, so that copies are rare
