@@ -44,7 +44,7 @@ class StackedModel(FlatModel):
         self.theta, self.buffers, self.counters = (
             vector.expand(count, -1).clone() for vector in (model.theta, model.buffers, model.counters)
         )
-        self.grad = torch.zeros_like(self.theta)
+        self.grad = torch.empty_like(self.theta)  # every backward pass writes all of it
         self.count, self.folds = count, folds
         self._channels_last = False  # grouped convolutions gain nothing from it
         self._dropout = RowDropout(generators)

@@ -84,7 +84,7 @@ def together(samples: Sequence[Samples], most: int) -> TensorSamples | None:
     if pools:
         same = len(pools) == len(own) and all(s.x is first.x and s.y is first.y for s in own)
         return type(first)(first.x, first.y, torch.cat(pools)) if same else None
-    if first.x[:1].numel() * sum(map(len, own)) > most:
+    if first.width * sum(s._length for s in own) > most:
         return None
     try:
         return type(first)(torch.cat([s.x for s in own]), torch.cat([s.y for s in own]))

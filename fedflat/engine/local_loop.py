@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from itertools import zip_longest
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -82,6 +83,8 @@ def alike(setup: Setup, jobs: Sequence[Job]) -> list[list[Job]]:
 
     Where shorter minibatches cannot be filled up, they have the same number of samples as well.
     """
+    if setup.pads and not any(job.states or job.theta is not None for job in jobs):
+        return [list(jobs)]
     groups: dict[object, list[Job]] = {}
     for job in jobs:
         kept = [(part, name, tuple(t.shape)) for part, state in job.states.items() for name, t in state.items()]
@@ -126,8 +129,14 @@ class LocalLoop:
             return [(math.nan, None)] * len(self.samples)
         if len(self.samples) == 1:
             return [self._outcome(0, numbers([loss for loss, *_ in self._losses]))]
-        table: list[list[float]] = torch.stack([loss for loss, *_ in self._losses], dim=1).tolist()
-        return [self._outcome(i, losses) for i, losses in enumerate(table)]
+        table = torch.stack([loss for loss, *_ in self._losses]).double().cpu().numpy()
+        sizes = np.array([sizes for _, _, sizes, _ in self._losses])
+        if not np.isfinite(table[sizes > 0]).all():
+            return [self._outcome(i, losses) for i, losses in enumerate(table.T.tolist())]
+        counted = sizes * np.array([[counts] for *_, counts in self._losses])
+        total, seen = np.where(counted > 0, table * counted, 0.0).sum(0), counted.sum(0)
+        means = np.divide(total, seen, out=np.full(len(total), np.nan), where=seen > 0)
+        return [(mean, None) for mean in means.tolist()]
 
     def _outcome(self, i: int, losses: list[float]) -> tuple[float, str | None]:
         total, seen = 0.0, 0
