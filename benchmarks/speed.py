@@ -1,11 +1,12 @@
 """Throughput of a FedAvg round through `fedflat.run` against bare PyTorch loops, measured in turns in one run.
 
-    python benchmarks/speed.py [--repeats 5] [--rounds 4] [--only W1] [--against CHECKOUT]
+    python benchmarks/speed.py [--repeats 5] [--rounds 4] [--only W1] [--cpu] [--against CHECKOUT]
 
 W1 is `cnn64`, W2 `lenet5`: 100 clients of 500 CIFAR-shaped samples, 10 a round, 1 epoch, batch 50. The *naive* limit is
 two processes of one thread that run forward, backward and the SGD update on ready batches, contiguous float32; the
 *tuned* one does the same channels-last with an allocator that keeps its pages. A ratio above 1 is faster than that
-limit. The last line is one JSON object.
+limit. With --cpu, CPU seconds of all processes are compared, for a machine that is busy with other work; those of
+fedflat are the CPU seconds of a run less those of a run of one round. The last line is one JSON object.
 
 With `--against`, this version races another one instead: the same rounds with the code of another checkout, for example
 one that `git worktree add CHECKOUT COMMIT` made. A ratio above 1 means that this version is faster.
@@ -54,6 +55,7 @@ def bare_loop(model: str, tuned: bool, pipe: Any) -> None:
     labels = torch.randint(0, 10, (BATCH,))
     parameters = list(module.parameters())
     while (steps := pipe.recv()) is not None:
+        start = time.process_time()
         for step in range(steps):
             loss = F.cross_entropy(module(batches[step % 10]), labels)
             loss.backward()
@@ -61,13 +63,14 @@ def bare_loop(model: str, tuned: bool, pipe: Any) -> None:
                 for parameter in parameters:
                     parameter.add_(parameter.grad, alpha=-0.01)
                     parameter.grad = None
-        pipe.send(True)
+        pipe.send(time.process_time() - start)
 
 
 class Bare:
     """Two such processes, as one contender."""
 
-    def __init__(self, model: str, tuned: bool) -> None:
+    def __init__(self, model: str, tuned: bool, cpu: bool = False) -> None:
+        self._cpu = cpu
         context = multiprocessing.get_context("fork")
         self.pipes, self.processes = [], []
         for _ in range(WORKERS):
@@ -82,9 +85,8 @@ class Bare:
         start = time.perf_counter()
         for pipe in self.pipes:
             pipe.send(rounds * STEPS // WORKERS)
-        for pipe in self.pipes:
-            pipe.recv()
-        return (time.perf_counter() - start) / rounds
+        spent = sum(pipe.recv() for pipe in self.pipes)
+        return (spent if self._cpu else time.perf_counter() - start) / rounds
 
     def close(self) -> None:
         """End the processes."""
@@ -107,7 +109,8 @@ class Clock(fedflat.Callback):
 class Fedflat:
     """`fedflat.run` as a contender."""
 
-    def __init__(self, model: str, precision: str = "float32", augment: bool = False) -> None:
+    def __init__(self, model: str, precision: str = "float32", augment: bool = False, cpu: bool = False) -> None:
+        self._cpu = cpu
         self.experiment = self.settings(model).replace(precision=precision)
         source = torch.Generator().manual_seed(0)  # the same data in every process
         x = torch.randint(0, 256, (CLIENTS * SAMPLES, 3, 32, 32), dtype=torch.uint8, generator=source)
@@ -141,17 +144,24 @@ class Fedflat:
 
     def seconds(self, rounds: int) -> float:
         """Seconds a round."""
-        return statistics.mean(self.round_seconds(rounds))
+        if not self._cpu:
+            return statistics.mean(self.round_seconds(rounds))
+        spent = []
+        for count in (0, rounds):
+            start = sum(os.times()[:4])  # of this process and of its children that have ended
+            self.round_seconds(count)
+            spent.append(sum(os.times()[:4]) - start)
+        return (spent[1] - spent[0]) / rounds
 
 
-def contest(workload: str, repeats: int, rounds: int) -> dict[str, float]:
+def contest(workload: str, repeats: int, rounds: int, cpu: bool = False) -> dict[str, float]:
     """Measure all contenders in turns; ratios are medians over the repeats of rivals measured next to each other."""
     model = MODELS[workload]
     rivals: dict[str, Any] = {
-        "naive": Bare(model, tuned=False),
-        "tuned": Bare(model, tuned=True),
-        "fedflat": Fedflat(model),
-        "augmented": Fedflat(model, augment=True),
+        "naive": Bare(model, tuned=False, cpu=cpu),
+        "tuned": Bare(model, tuned=True, cpu=cpu),
+        "fedflat": Fedflat(model, cpu=cpu),
+        "augmented": Fedflat(model, augment=True, cpu=cpu),
     }
     if workload == "W1" and has_bfloat16():
         rivals["bfloat16"] = Fedflat(model, precision="bfloat16")
@@ -246,9 +256,11 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=4, help="rounds a measurement")
     parser.add_argument("--only", choices=list(MODELS))
+    parser.add_argument("--cpu", action="store_true", help="CPU seconds instead of elapsed ones")
     parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="race this checkout of another version")
     arguments = parser.parse_args()
-    compared: Callable[..., dict[str, float]] = partial(race, other=arguments.against) if arguments.against else contest
+    contest_of: Callable[..., dict[str, float]] = partial(contest, cpu=arguments.cpu)
+    compared = partial(race, other=arguments.against) if arguments.against else contest_of
     extent = {"repeats": arguments.repeats, "rounds": arguments.rounds}
     found = {w: compared(w, **extent) for w in MODELS if arguments.only in (None, w)}
     for workload, figures in found.items():

@@ -64,7 +64,10 @@ def bounded(rows: Tensor, limit: float | Tensor | None) -> Tensor:
 
 def clip_(rows: Tensor, limit: float) -> Tensor:
     """Shorten every row to length `limit` in place, with the formula of `torch.nn.utils.clip_grad_norm_`."""
-    return rows.mul_((limit / norms(rows).add_(1e-6)).clamp_(max=1.0))
+    factors = (limit / norms(rows).add_(1e-6)).clamp_(max=1.0)
+    if rows.dim() == 1 and rows.is_cpu and factors.item() == 1.0:  # elsewhere the host would have to wait
+        return rows
+    return rows.mul_(factors)
 
 
 def add_(rows: Tensor, others: Tensor, factor: Number) -> Tensor:

@@ -128,29 +128,31 @@ class Local:
         self.experiment, self.round, self.rounds = experiment, round, experiment.rounds
         self.client, self.clients = client, clients
         self.samples: Number = samples
-        self.steps: Number = 0
-        self.lr, self.branch, self.uniform = lr, "global", uniform
+        self.lr, self.uniform = lr, uniform
         self.optimizer, self.weight_decay = optimizer, optimizer.weight_decay or 0.0
-        self.sent_decay: Number = 0.0
-        self.proximal: Number = 0.0
-        self.optimizer_state: State | None = None
-        self.rate: Number = 1.0
-        self.weighted_steps: Number = 0.0
         self.full_gradient: Callable[[Tensor], Tensor] = _no_loop
         self.full_loss: Callable[[Tensor], Tensor] = _no_loop
         self.label_counts: Callable[[int], Tensor] = _no_loop
-        self.batch = Batch(None, ())
-        self.only: Tensor | None = None
-        self.active: Tensor | None = None
-        self.shared: Tensor | None = None
         self.states, self._received, self._share, self._criterion = states, received, share, criterion
         self.sent: dict[str, State] = {}
         self._simulated: set[str] = set()
         self._scratch: dict[str, dict[str, Any]] = {}
         self._streams: dict[str, np.random.Generator] = {}
-        self.features: Tensor | None = None
-        self.data_loss: Tensor | None = None
 
+    # Before the first step; the same for everybody, so that no client is given a copy.
+    branch: str = "global"
+    steps: Number = 0
+    weighted_steps: Number = 0.0
+    rate: Number = 1.0
+    sent_decay: Number = 0.0
+    proximal: Number = 0.0
+    optimizer_state: State | None = None
+    batch: Batch = Batch(None, ())
+    only: Tensor | None = None
+    active: Tensor | None = None
+    shared: Tensor | None = None
+    features: Tensor | None = None
+    data_loss: Tensor | None = None
     count = 1
     """The number of clients."""
 

@@ -245,8 +245,11 @@ def _not_finite(local: Local, broadcast: Broadcast) -> list[str | None]:
     An unchanged buffer, such as a mask of −∞, may be infinite.
     """
     buffers, count = local.model.buffers, local.count
-    sums = [local.theta, *([buffers] if buffers.numel() else []), *(t for s in local.sent.values() for t in s.values())]
-    if all(map(math.isfinite, numbers([t.sum() for t in sums]))):
+    sums = [local.theta.sum()]
+    if buffers.numel():
+        sums.append(buffers.sum())
+    sums += [tensor.sum() for state in local.sent.values() for tensor in state.values()]
+    if all(map(math.isfinite, numbers(sums))):
         return [None] * count  # a finite sum has finite terms
     finite = {"its weights are": torch.isfinite(local.theta)}
     if buffers.numel():
