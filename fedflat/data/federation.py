@@ -27,6 +27,7 @@ from fedflat.data.samples import (
     as_samples,
     is_table,
     labels_of,
+    targets_at,
 )
 from fedflat.data.tables import clients_of, columns_of
 from fedflat.errors import InputError
@@ -371,11 +372,9 @@ def _digest_samples(digest: Any, samples: Samples) -> None:
     digest.update(f"/{len(samples)}".encode())
     if len(samples) == 0:
         return
-    some, known = torch.linspace(0, len(samples) - 1, min(4, len(samples))).long(), getattr(samples, "labels", None)
-    if isinstance(samples, TensorSamples) or not isinstance(known, Tensor):
-        x, y = samples.batch(some)
-    else:  # no file is read, so that a damaged one does not matter yet
-        y = known[some]
-    for tensor in (x, y) if isinstance(samples, TensorSamples) else (y,):
+    some = torch.linspace(0, len(samples) - 1, min(4, len(samples))).long()
+    # Of files no image is read: a damaged one matters in its round, not before.
+    tensors = samples.batch(some) if isinstance(samples, TensorSamples) else (targets_at(samples, some),)
+    for tensor in tensors:
         digest.update(f"{tuple(tensor.shape)}{tensor.dtype}".encode())
         digest.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())

@@ -87,11 +87,14 @@ class ImageFiles:
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Images (batch, 3, height, width) of bytes, and labels (batch,) or (batch, height, width)."""
         images = torch.from_numpy(np.stack([self._image(i) for i in indices.tolist()])).permute(0, 3, 1, 2)
+        return images, self.targets_at(indices)
+
+    def targets_at(self, indices: Tensor) -> Tensor:
+        """The labels of a batch alone; no image is decoded for them."""
         if isinstance(self.targets, Tensor):
-            return images, self.targets[indices]
-        masks = np.stack([self._mask(i) for i in indices.tolist()])
+            return self.targets[indices]
         assert self.table is not None
-        return images, torch.from_numpy(self.table[masks])
+        return torch.from_numpy(self.table[np.stack([self._mask(i) for i in indices.tolist()])])
 
     def _image(self, place: int) -> np.ndarray:
         path = self.paths[place]

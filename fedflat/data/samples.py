@@ -150,6 +150,10 @@ class Ahead:
         """All targets, where they are known without reading."""
         return getattr(self._samples, "labels", None)
 
+    def targets_at(self, indices: Tensor) -> Tensor:
+        """Targets at these positions."""
+        return targets_at(self._samples, indices)
+
     def ahead(self, indices: Tensor) -> None:
         """Begin to read the batch at these positions."""
         self._next = indices, self._reader.submit(self._samples.batch, indices)
@@ -275,6 +279,12 @@ def _hands_out_batches(kind: type) -> bool:
     return not table and all(callable(getattr(kind, name, None)) for name in ("__len__", "batch"))
 
 
+def targets_at(samples: Samples, indices: Tensor) -> Tensor:
+    """Targets at these positions; inputs are not read where samples can do without."""
+    alone = getattr(samples, "targets_at", None)
+    return alone(indices) if alone else samples.batch(indices)[1]
+
+
 def labels_of(samples: Samples, limit: int | None = None) -> Tensor:
     """Targets of the samples; where they are not in a tensor, of the first `limit` of them only."""
     known = getattr(samples, "labels", None)
@@ -282,4 +292,4 @@ def labels_of(samples: Samples, limit: int | None = None) -> Tensor:
         return known
     count = len(samples) if limit is None else min(limit, len(samples))
     positions = [torch.arange(start, min(start + LOOK, count)) for start in range(0, count, LOOK)]
-    return torch.cat([samples.batch(part)[1] for part in positions] or [torch.empty(0, dtype=torch.int64)])
+    return torch.cat([targets_at(samples, part) for part in positions] or [torch.empty(0, dtype=torch.int64)])
