@@ -36,7 +36,7 @@ COMMANDS = {
     "leaderboard": Command("leaderboard", "rank every method under one set-up, each tuned by the same small search"),
     "sweep": Command("sweep", "search for good hyperparameters (needs the extra `sweep`)"),
     "deploy": Command("deploy", "write a Flower project that trains on several machines (needs the extra `flower`)"),
-    "list": Command("listing", "list the available methods, models, data sets or partitions"),
+    "list": Command("listing", "list the available methods, models, data sets, partitions or optimisers"),
     "data": Command("data", "find or download data sets, and show how they are divided among clients"),
     "cost": Command("cost", "measure what methods cost per client: operations, parameters, memory, time"),
     "analyze": Command("analyze", "analyse finished runs: curvature, landscapes, robustness, calibration"),

@@ -24,9 +24,11 @@ def made(option: str, text: str) -> Any:
     if not text:
         return None
     name, _, function = text.partition(":")
-    make = getattr(imported(option, name), function, None) if function else None
-    if not callable(make):
+    if not function:
         raise InputError(f"{option} takes MODULE:FUNCTION, such as mine:network, not {text!r}")
+    make = getattr(imported(option, name), function, None)
+    if not callable(make):
+        raise InputError(f"{option} {text}: the module {name!r} has no function {function!r}")
     try:
         return make()
     except Exception as error:

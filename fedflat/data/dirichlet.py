@@ -25,7 +25,7 @@ def dirichlet_equal(
 ) -> Split:
     """Equal sizes, mixtures q ~ Dir(delta · 1), clients served in random turns (Acar et al.; MAN).
 
-    delta: concentration of each class; small means few classes a client. sigma: 0 for equal sizes floor(n/N)
+    delta: concentration of each class; small means few classes per client. sigma: 0 for equal sizes floor(n/N)
     (the rest is left over); else sizes follow a log-normal law of this width and use everything.
     """
     logs = log_dirichlet(rng, np.full((clients, targets.classes), positive("dirichlet_equal: delta", delta)))

@@ -71,7 +71,7 @@ def natural(targets: Targets, clients: int, rng: np.random.Generator) -> Split:
 def pathological(targets: Targets, clients: int, rng: np.random.Generator, labels: int = 3) -> Split:
     """Every client holds shards of exactly `labels` classes, of equal size (PLGU).
 
-    labels: classes a client. Each class is cut into clients · labels / C shards, which must be a whole
+    labels: classes per client. Each class is cut into clients · labels / C shards, which must be a whole
     number.
     """
     classes = targets.classes

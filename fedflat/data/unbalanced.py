@@ -19,7 +19,7 @@ def dirichlet_per_class(
 ) -> Split:
     """Each class is dealt out by Dir(alpha · 1_N), full clients (n/N samples) getting no more (FedAlign).
 
-    alpha: concentration of each client; small means few classes a client. minimum: samples the smallest
+    alpha: concentration of each client; small means few classes per client. minimum: samples the smallest
     client must have; everything is drawn again until it has. No sample is left over.
     """
     cap = len(targets.labels) / clients

@@ -103,7 +103,7 @@ for n in {numbers}; do flwr supernode register keys/node-$n.pub trial; done
 flower-supernode --superlink {host}:{port} --root-certificates keys/ca.pem \\
     --auth-supernode-private-key keys/node-0 --node-config 'client=0 key="keys/node-0" state="state"' --port 9100
 
-# 4. train; the same command goes on with the round it was in if it was stopped
+# 4. train; if it was stopped, the same command continues with the round it was in
 flwr run . trial --stream
 ```
 
