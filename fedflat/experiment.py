@@ -39,7 +39,8 @@ class Experiment:
     clients: int = _field(100, "number of clients, N")
     participation: str = _field(
         "auto",
-        "who trains: all, uniform(m), bernoulli(q), power_of_choice(m, d); auto: bernoulli(0.1) for built-in data, all for your own clients",
+        "who trains: all, uniform(m), bernoulli(q), power_of_choice(m, d); auto: bernoulli(0.1) for built-in data, all "
+        "for your own clients",
     )
     model: str = _field("cnn64", "network; see `fedflat list models`")
     weights: str | None = _field(None, "file of weights to start from, .safetensors or .pt; none: drawn by the seed")

@@ -77,7 +77,8 @@ def _classes(samples: Samples, task: Task) -> np.ndarray | None:
 
 def _title(counts: np.ndarray, shown: np.ndarray, title: str) -> str:
     held = (counts > 0).sum(axis=1).mean()
-    facts = f"{len(counts)} clients, {counts.sum():,} samples, {held:.1f} of {counts.shape[1]} classes per client on average"
+    mean = f"{held:.1f} of {counts.shape[1]} classes per client on average"
+    facts = f"{len(counts)} clients, {counts.sum():,} samples, {mean}"
     some = f" ({len(shown)} of the clients shown)" if len(shown) < len(counts) else ""
     return f"{title}\n{facts}{some}" if title else facts + some
 
