@@ -268,7 +268,8 @@ def _not_finite(local: Local, broadcast: Broadcast) -> list[str | None]:
 def estimate(setup: Setup, broadcast: Broadcast, job: Job) -> Update:
     """BatchNorm statistics of the broadcast weights over a client's training data, without augmentation.
 
-    All minibatches have the same weight. A last minibatch of one sample, which has no variance, is left out.
+    All minibatches have the same weight. A last minibatch of one sample, which has no variance, is left out. If
+    the data cannot be read, `failure` of the update says why, and nothing is added.
     """
     start, model, federation = time.perf_counter(), setup.model, setup.federation
     setup.receive(broadcast, job)
@@ -276,11 +277,15 @@ def estimate(setup: Setup, broadcast: Broadcast, job: Job) -> Update:
     batches = list(torch.split(torch.arange(len(samples)), setup.experiment.batch_size or len(samples)))
     if len(batches) > 1 and len(batches[-1]) == 1:
         batches.pop()
-    with averaging_statistics(model.module):
-        for positions in batches:
-            x, _ = samples.batch(positions)
-            model(federation.preprocess(x, None, model.theta.dtype))
-    model.take_features()
+    try:
+        with averaging_statistics(model.module):
+            for positions in batches:
+                x, _ = samples.batch(positions)
+                model(federation.preprocess(x, None, model.theta.dtype))
+    except DataError as error:
+        return Update(job.client, 0, 0.0, failure=f"its data cannot be read: {error}")
+    finally:
+        model.take_features()
     seconds = time.perf_counter() - start
     buffers, counters = model.buffers.clone(), model.counters.clone()
     return Update(job.client, len(samples), seconds, buffers=buffers, counters=counters)

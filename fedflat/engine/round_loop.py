@@ -367,7 +367,7 @@ class RoundLoop:
         sums, counters, samples = TreeSum[Summable](), self.server.counters, 0
         for update in self.backend.run(broadcast, (Job(i, "estimate") for i in clients)):
             sums.add(update.terms)
-            counters = update.counters.clone()
+            counters = update.counters.clone() if update.failure is None else counters
             samples += update.samples
         buffers = (sums.result().here()[BUFFERS] / samples).to(broadcast.buffers.dtype)
         self.server.states[RECOMPUTED] = {"buffers": buffers, "counters": counters}

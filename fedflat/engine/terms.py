@@ -112,6 +112,6 @@ def each_row(states: Mapping[str, Mapping[str, Tensor]], count: int) -> Iterator
 
 def estimated_terms(setup: Setup, updates: Sequence[Update]) -> None:
     """`training_terms` of clients that have estimated BatchNorm's statistics."""
-    updates[0].terms = _other_terms(updates)
+    updates[0].terms = _other_terms(updates) if any(update.failure is None for update in updates) else None
     for update in updates:
         update.buffers = EMPTY
