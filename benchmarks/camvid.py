@@ -84,7 +84,8 @@ def main() -> None:
     for seed, (scene, kind, name) in product(range(0 if given.table else given.seeds), cells):
         e = experiment(scene, kind, given.rounds, seed=seed, **METHODS[name], workers=given.workers)
         out = folders[scene, kind, name][seed]
-        fedflat.run(e, root=given.data_root, out=out, progress=False)
+        if not finished(out):  # also from benchmarks/records.py, without weights
+            fedflat.run(e, root=given.data_root, out=out, progress=False)
         print(f"{out.name} is finished", flush=True)
     for cell in cells:
         print(row(cell, folders[cell]))
