@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import nbclient
+import nbformat
 import pytest
 
 NOTEBOOKS = sorted((Path(__file__).resolve().parents[2] / "docs" / "notebooks").glob("*.ipynb"))
@@ -29,9 +31,7 @@ def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_kernel_shows_one_bar_per_run_and_one_table_per_comparison(tmp_path: Path) -> None:
-    """In the kernel of a real notebook, without any option. Needs nbclient and ipykernel, which no extra declares."""
-    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
-    pytest.importorskip("ipykernel")
+    """In the kernel of a real notebook, without any option."""
     lines = (
         "import fedflat\n"
         "e = fedflat.Experiment(data='digits', model='mlp', clients=4, participation='uniform(2)', rounds=3)\n"
