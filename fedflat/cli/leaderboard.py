@@ -26,6 +26,8 @@ def configure(parser: Parser) -> None:
     about = "rank this method too, for example your own part; may be repeated (--import MODULE makes the part known)"
     parser.add_argument("--add", metavar="METHOD", action="append", default=[], help=about)
     parser.add_argument("--only", metavar="LIST", default="", help="rank only these methods and fedavg [all]")
+    about = "run only this setting of the file; may be repeated [all]"
+    parser.add_argument("--setting", metavar="NAME", action="append", default=[], help=about)
     parser.add_argument("--out", metavar="DIR", default="runs/leaderboard", help="folder for runs and page")
     add_data_root(parser)
     parser.add_argument("--list", action="store_true", help="list methods, values and the number of runs; run nothing")
@@ -36,7 +38,7 @@ def execute(arguments: argparse.Namespace) -> int:
     from fedflat.console import console, plain_table, say
     from fedflat.report.board.plan import load_plan
 
-    plan = load_plan(arguments.file)
+    plan = load_plan(arguments.file).within(arguments.setting)
     methods = plan.methods(arguments.add, [*split(arguments.only), *(arguments.add if arguments.only else [])])
     if arguments.list:
         return _list(plan, methods)

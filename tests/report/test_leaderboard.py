@@ -97,6 +97,7 @@ def test_the_board_of_the_source_ranks_every_method_with_a_common_model() -> Non
     assert methods[0] == "fedavg" and "fedlesam_d" in methods and set(plan.combinations) <= set(methods)
     assert all(1 <= len(plan.variants(method)) <= 3 for method in methods)
     assert len(plan.settings) == 3 and plan.seeds == 3 and plan.search_seed not in range(3)
+    assert list(plan.within(["MNIST by writer"]).settings) == ["MNIST by writer"] and plan.within([]) == plan
     for name in plan.settings:
         assert "judge='rest'" in plan.searched(name).data and "judge" not in plan.setting(name).data
 
@@ -123,6 +124,8 @@ def test_what_cannot_be_ranked_is_told(capsys: pytest.CaptureFixture[str]) -> No
     assert "did you mean 'fedprox'" in capsys.readouterr().err
     assert main(["leaderboard", "tiny.toml", "--add", "nosuch"]) == 2
     assert main(["leaderboard", "absent.toml"]) == 2
+    assert main(["leaderboard", "tiny.toml", "--setting", "idd"]) == 2
+    assert "did you mean 'iid'" in capsys.readouterr().err
     assert main(["leaderboard", "tiny.toml", "--list"]) == 0
     assert "ditto: it is judged by the clients' own models" in capsys.readouterr().out
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,13 @@ class Plan:
             if name not in found:
                 raise UnknownNameError("method of the leaderboard:", name, found)
         return [method for method in found if not only or method in (BASELINE, *only)]
+
+    def within(self, names: Sequence[str]) -> Plan:
+        """The same for these settings only; all of them if none is named."""
+        for name in names:
+            if name not in self.settings:
+                raise UnknownNameError("setting of the leaderboard:", name, self.settings)
+        return replace(self, settings={name: self.settings[name] for name in names}) if names else self
 
     def why_not(self, part: type[Part]) -> str:
         """Why a part is not ranked by itself; empty if it is."""
