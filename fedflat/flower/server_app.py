@@ -86,7 +86,7 @@ def server_app(
                 participants=participants,
                 out=folder,
                 progress=False,
-                callbacks=[Journal(members), *callbacks],
+                callbacks=[*callbacks, Journal(members)],  # last: it saves the row with what the others add
                 engine=partial(Flower, members=members, timeout=timeout, secagg=secagg),
             )
 

@@ -35,6 +35,7 @@ class RunState:
         clients, evaluations: The tables of a run without a folder.
         last_clients, last_evaluations: The rows that the last round of this process added.
         best: Round and leading metric of the best evaluation so far; only {"round": 0} before the first.
+        unwritten: Whether the newest row of metrics is not in the folder yet, as callbacks may add to it.
         stopped: Why a callback ended the run before its last round; empty otherwise.
         failure: "interrupted" or "failed"; empty otherwise.
         inputs: Identifies the data and the model; see `describe_inputs`.
@@ -50,6 +51,7 @@ class RunState:
     last_clients: list[Row] = field(default_factory=list)
     last_evaluations: list[Row] = field(default_factory=list)
     best: Row = field(default_factory=lambda: {"round": 0})
+    unwritten: bool = False
     stopped: str = ""
     failure: str = ""
     inputs: dict[str, Any] = field(default_factory=dict)
@@ -92,13 +94,16 @@ class RunState:
             if better:
                 self.folder.save_weights("best", self.model.state_dict(), self.about)
         self.metrics.append(metrics)
+        self.unwritten = True
 
     def write_metrics(self) -> None:
-        """Write the newest row of metrics, with what callbacks have added to it.
+        """Write the newest row of metrics, with what callbacks have added to it, unless that was done.
 
         Raises:
             InputError: A callback has added something that is neither a number nor a word; the rest of the row is kept.
         """
+        if not self.unwritten:
+            return
         row = self.metrics.pop()
         found = {name: value.item() if getattr(value, "ndim", None) == 0 else value for name, value in row.items()}
         wrong = {name: value for name, value in found.items() if not isinstance(value, int | float | str | None)}
@@ -106,6 +111,7 @@ class RunState:
         row.update((name, value) for name, value in found.items() if name not in wrong)
         if self.folder is not None:
             self.folder.append("metrics", [row])
+        self.unwritten = False
         self.metrics.append(row)  # last: a round with this row is complete and may be saved
         for name, value in wrong.items():
             raise InputError(f"a callback added {name!r} to the metrics: {shortened(value)}, which is not one number")
@@ -118,7 +124,8 @@ class RunState:
         return best is None or sign * value > sign * best
 
     def save(self) -> None:
-        """Write a checkpoint and the evaluated model."""
+        """Write a checkpoint and the evaluated model; the row of its round comes first, if callbacks still have it."""
+        self.write_metrics()
         folder, server = self.folder, self.server
         if folder is None:
             self.store.secure()

@@ -57,6 +57,24 @@ class Raise(Callback):
             raise self.error("end")
 
 
+class Save(Callback):
+    """Saves in every round, as the server of a deployment does."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+
+    def round(self, run: Any, metrics: Any) -> None:
+        run._state.save()
+        self.rows.append(len((run.out / "metrics.jsonl").read_text().splitlines()))
+
+
+def test_a_checkpoint_that_a_callback_saves_has_the_row_of_its_round(tmp_path: Path) -> None:
+    save = Save()
+    run = go(tmp_path / "run", save)
+    assert save.rows == list(range(1, 13))  # a process that is killed in a later callback loses none
+    assert [row["round"] for row in record_of(run.out).metrics] == list(range(1, 13))
+
+
 class Note(Callback):
     def __init__(self, name: str, seen: list[str]) -> None:
         self.name, self.seen = name, seen
