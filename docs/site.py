@@ -22,7 +22,7 @@ CODE = re.compile(r"(^```.*?^```$|`[^`\n]*`)", re.MULTILINE | re.DOTALL)
 FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<![\\$\w])\$(?=\S)((?:[^$\n]|\n(?!\n))+?)(?<=\S)\$(?!\w)", re.DOTALL)
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 START = ["README.md", "primer.md", "quick-start.md", "concepts.md", "faq.md", "glossary.md", "gallery.md"]
-RESULTS = ["results.md", "findings.md", "performance.md"]
+RESULTS = ["results.md", "leaderboard.md", "findings.md", "performance.md"]
 DEEPER = ["analysis.md", "extending.md", "reproducibility.md"]
 REFERENCE = {
     "Running": ["runs.runner", "runs.result", "runs.callbacks", "runs.series"],
