@@ -8,6 +8,7 @@ the name, so no two streams meet. The global generators stay as they are: code t
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import random
 import threading
@@ -238,9 +239,25 @@ def preserved() -> Iterator[None]:
 
 def global_states() -> tuple[object, ...]:
     """The states of the global generators, to be compared: they stay equal as long as nothing draws."""
-    _, words, *position = np.random.get_state()
     elsewhere = [str(generators.state()) for generators in ELSEWHERE]
-    return torch.get_rng_state().numpy().tobytes(), np.asarray(words).tobytes(), position, random.getstate(), elsewhere
+    return torch.get_rng_state().numpy().tobytes(), _numpy_state(), random.getstate(), elsewhere
+
+
+def _numpy_state() -> object:
+    """The state of NumPy's global generator. Its words are read where they are: to ask for them costs a small step."""
+    generator = np.random.get_bit_generator()  # type: ignore[attr-defined]
+    if not isinstance(generator, np.random.MT19937):
+        return repr(np.random.get_state(legacy=False))
+    words = ctypes.string_at(generator.ctypes.state_address, 4 * WORDS + 4)  # and the position among them
+    if words != _LOOKED_AT[0]:
+        state: Any = np.random.get_state(legacy=False)
+        if state["has_gauss"]:  # the second half of a pair of normals: drawing it leaves the words as they are
+            return words, state["gauss"]
+        _LOOKED_AT[0] = words
+    return words
+
+
+_LOOKED_AT = [b""]  # words of a state that is known to hold no half of a pair; only a draw that changes them makes one
 
 
 def seed_global(seed: int, purpose: str, *ids: int) -> None:
