@@ -11,7 +11,7 @@ from fedflat.core.curves import round_reaching
 from fedflat.errors import InputError, UnknownNameError
 from fedflat.experiment import IRRELEVANT
 from fedflat.report.comparison import Comparison, Row
-from fedflat.report.significance import ENOUGH, compared
+from fedflat.report.significance import ENOUGH, compared, holm
 from fedflat.runs.records import (
     TAIL,
     Record,
@@ -106,19 +106,9 @@ def _canonical(method: str) -> str:
 
 
 def corrected(verdicts: Sequence[Row]) -> list[Row]:
-    """Verdicts with p-values by Holm's step-down method: the k-th smallest of m is multiplied by m − k + 1.
-
-    >>> [row["p"] for row in corrected([{"p": 0.01}, {"p": None}, {"p": 0.04}, {"p": 0.03}])]
-    [0.03, None, 0.06, 0.06]
-    """
-    order = sorted((row["p"], place) for place, row in enumerate(verdicts) if row["p"] is not None)
-    adjusted, highest = dict[int, float](), 0.0
-    for rank, (p, place) in enumerate(order):
-        highest = max(highest, min(1.0, p * (len(order) - rank)))
-        adjusted[place] = highest
-    return [
-        row | {"p": adjusted[place], "holm": True} if place in adjusted else row for place, row in enumerate(verdicts)
-    ]
+    """Verdicts with p-values that Holm's method corrects for their number."""
+    adjusted = holm([row["p"] for row in verdicts])
+    return [row if p is None else row | {"p": p, "holm": True} for row, p in zip(verdicts, adjusted, strict=True)]
 
 
 def _row(label: str, records: Sequence[Record], metric: str, targets: Sequence[float]) -> Row:

@@ -51,6 +51,22 @@ def welch(one: Sequence[float], other: Sequence[float]) -> TTest:
     return TTest("Welch's t-test", _ratio(fmean(one) - fmean(other), sum(errors)), freedom)
 
 
+def holm(values: Sequence[float | None]) -> list[float | None]:
+    """p-values of several tests, corrected for their number by Holm's step-down method; None is no test.
+
+    The k-th smallest of m is multiplied by m − k + 1.
+
+    >>> holm([0.01, None, 0.04, 0.03])
+    [0.03, None, 0.06, 0.06]
+    """
+    order = sorted((p, place) for place, p in enumerate(values) if p is not None)
+    adjusted: list[float | None] = [None] * len(values)
+    highest = 0.0
+    for rank, (p, place) in enumerate(order):
+        adjusted[place] = highest = max(highest, min(1.0, p * (len(order) - rank)))
+    return adjusted
+
+
 def _ratio(gap: float, error: float) -> float:
     """gap / √error; 0 without a gap, infinite without an error."""
     if gap == 0:

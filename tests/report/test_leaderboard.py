@@ -65,6 +65,9 @@ def test_methods_are_searched_alike_ranked_and_failures_are_rows(capsys: pytest.
     assert rows["fedavg"]["floats"] == 4 * 3 * 2 * 650 and rows["fedavg"]["lambda_max"] > 0
     assert rows["fedavg"]["ratio5"] >= 1  # λ₁/λ₅, from the largest down
     assert found["ranks"]["fedavg"] == found["ranks"]["fedprox"]  # ties share their mean rank
+    tested = sorted((row["p"], row["p_holm"]) for row in rows.values() if row["p"] is not None)
+    assert len(tested) == 2 and rows["fedprox"]["p_holm"] == 1  # two tests: the smaller p counts twice
+    assert tested[0][1] == pytest.approx(min(1.0, 2 * tested[0][0]))
     page = Path("board/leaderboard.html").read_text()
     assert "Toy &lt;board&gt;" in page and "Toy <board>" not in page and page.count("<tr class") == 4
     assert "Not ranked, as results are missing: fedalign" in Path("board/leaderboard.md").read_text()

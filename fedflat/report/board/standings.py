@@ -12,7 +12,7 @@ import numpy as np
 
 from fedflat.core.curves import round_reaching
 from fedflat.report.board.entry import BASELINE, Entry
-from fedflat.report.significance import compared
+from fedflat.report.significance import compared, holm
 from fedflat.runs.records import Record
 
 Row = dict[str, Any]
@@ -22,6 +22,10 @@ def rows_of(entries: Sequence[Entry]) -> list[Row]:
     """One dict per method and setting, best accuracy first within a setting; failed ones last."""
     baselines = {entry.setting: entry for entry in entries if entry.method == BASELINE}
     rows = [_row(entry, baselines.get(entry.setting)) for entry in entries]
+    for setting in baselines:
+        tested = [row for row in rows if row["setting"] == setting]
+        for row, p in zip(tested, holm([row["p"] for row in tested]), strict=True):
+            row["p_holm"] = p
     order = {setting: place for place, setting in enumerate(dict.fromkeys(row["setting"] for row in rows))}
     return sorted(rows, key=lambda row: (order[row["setting"]], -(row["accuracy"] or -1), row["method"]))
 
@@ -39,6 +43,7 @@ def _row(entry: Entry, baseline: Entry | None) -> Row:
         "accuracy": fmean(values.values()) if values else None,
         "std": stdev(values.values()) if len(values) > 1 else None,
         "p": test.p if test else None,
+        "p_holm": None,
         "better": bool(values and others) and fmean(values.values()) > fmean(others.values()),
         "rounds_to": _mean(entry.records, lambda record: _reaches(record, baseline)),
         "low5": _mean(entry.records, lambda record: record.last("clients_low5")),
