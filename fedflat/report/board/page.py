@@ -33,7 +33,7 @@ def cells(row: Row) -> list[tuple[str, float | str]]:
     accuracy = MISSING if row["accuracy"] is None else f"{100 * row['accuracy']:.2f}{spread}"
     told = row["p_holm"] is not None and row["p_holm"] < 0.05
     verdict = (" better" if row["better"] else " worse") if told else ""
-    p = MISSING if row["p_holm"] is None else f"p {_p(row['p'])}, corrected {_p(row['p_holm']).removeprefix('= ')}{verdict}"
+    p = MISSING if row["p_holm"] is None else f"p {_p(row['p'])}, corrected {_p(row['p_holm'])}{verdict}"
     return [
         (row["setting"], row["setting"]),
         (row["method"], row["method"]),
@@ -54,7 +54,7 @@ def cells(row: Row) -> list[tuple[str, float | str]]:
 
 
 def _p(value: float) -> str:
-    return "< 0.001" if value < 0.0005 else f"= {value:.3f}"
+    return "< 0.001" if value < 0.0005 else f"{value:.3f}"
 
 
 def _number(value: float | None, form: str, missing: str = MISSING) -> tuple[str, float]:
