@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -18,6 +19,10 @@ def backward(loss: Tensor) -> None:
     if _ENGINE is None or type(loss) is not Tensor or not loss.is_cpu or loss.dim():
         loss.backward()  # type: ignore[no-untyped-call]
         return
-    _ENGINE.run_backward(
-        (loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True, accumulate_grad=True
-    )
+    _ENGINE.run_backward((loss,), (_one(loss.dtype),), False, False, (), allow_unreachable=True, accumulate_grad=True)
+
+
+@cache
+def _one(dtype: torch.dtype) -> Tensor:
+    """The gradient of a loss with respect to itself; nobody changes it, since this module holds it."""
+    return torch.ones((), dtype=dtype)
