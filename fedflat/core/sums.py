@@ -31,9 +31,23 @@ class TreeSum(Generic[T]):
     def __bool__(self) -> bool:
         return any(term is not None for _, term in self._stack)
 
-    def add(self, term: T | None) -> None:
-        """Add a tensor, which may be overwritten; None takes the position of a missing term."""
-        level = 0
+    def add(self, term: T | None, positions: int = 1) -> None:
+        """Add a tensor, which may be overwritten; None takes the position of a missing term.
+
+        Args:
+            term: The tensor.
+            positions: How many positions it takes: it is the first of them, and the others are missing.
+        """
+        while positions:
+            level = positions.bit_length() - 1
+            if self._stack:
+                level = min(level, self._stack[-1][0])  # the largest subtree that begins here
+            positions -= 1 << level
+            self._push(level, term)
+            term = None
+
+    def _push(self, level: int, term: T | None) -> None:
+        """Add the sum of a subtree of 2^level positions."""
         while self._stack and self._stack[-1][0] == level:
             term = _join(self._stack.pop()[1], term)
             level += 1

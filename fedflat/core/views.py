@@ -19,7 +19,6 @@ from fedflat.core.optimizers import Optimizer
 from fedflat.core.private import Private
 from fedflat.core.rows import Number, add_, clip_, each
 from fedflat.core.samples import ClientData
-from fedflat.core.sums import Summable
 from fedflat.core.tensors import State
 from fedflat.experiment import Experiment
 
@@ -351,15 +350,13 @@ class Update:
     Attributes:
         weight: The client's weight in the combined update.
         weighted_steps: See `Local`.
-        delta: The update; empty if it is only summed, see `terms`.
+        delta: The update; empty if it is only summed, see `engine.terms`.
         sent: {part: {name: tensor}} sent with the update.
         states: What the client keeps from now on.
         failure: Why the update cannot be used; None if it can.
         metrics: Named numbers for the client's row in the records.
         norm: Euclidean norm of `delta`.
         floats: How many numbers are sent.
-        terms: What the update adds to the sums of the round. A worker may add several clients' terms; the first
-            of these clients then has the sum, and the others have None.
     """
 
     client: int
@@ -378,10 +375,9 @@ class Update:
     counters: Tensor = EMPTY_COUNTERS
     sent: dict[str, State] = field(default_factory=dict)
     states: Mapping[str, State] = field(default_factory=dict)
-    terms: Summable | None = None
 
     def hosted(self) -> Update:
-        """The update, before it has terms, in the host's memory; itself if it is there."""
+        """The update in the host's memory; itself if it is there."""
         if self.delta.is_cpu and self.buffers.is_cpu:
             return self
         delta, buffers, counters = (hosted(vector) for vector in (self.delta, self.buffers, self.counters))

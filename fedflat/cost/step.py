@@ -14,7 +14,7 @@ from torch import Tensor
 from fedflat.core import streams
 from fedflat.core.method import Method
 from fedflat.core.optimizer_choice import optimizer_of
-from fedflat.core.views import Update
+from fedflat.core.updates import Updates
 from fedflat.cost.counting import counting, weight_parameters
 from fedflat.cost.saved import Saved
 from fedflat.data import Federation
@@ -122,15 +122,15 @@ class Probe(Serial):
         loop.run_round()
         return self.seen
 
-    def run(self, broadcast: Broadcast, jobs: Iterable[Job]) -> Iterator[Update]:
+    def run(self, broadcast: Broadcast, jobs: Iterable[Job]) -> Iterator[Updates]:
         """See `Backend.run`."""
         model, seen = self.setup.model, self.seen
         theta, saved = watched(broadcast.theta, seen), Saved(but=model.theta)
         with counting(model.module) as count, saved:
-            for update in super().run(replace(broadcast, theta=theta), jobs):
-                groups = [*broadcast.received.values(), *update.states.values()]
+            for updates in super().run(replace(broadcast, theta=theta), jobs):
+                groups = [*broadcast.received.values(), *updates[0].states.values()]
                 seen.others = sum(tensor.numel() == model.size for group in groups for tensor in group.values())
-                yield update
+                yield updates
         seen.macs, seen.saved = count.macs, saved.peak
 
 

@@ -211,6 +211,12 @@ class Federation:
             return int(self.sizes[client])  # counted once
         return len(self.samples(client)) if self._sizes is None else int(self._sizes[client])
 
+    def sizes_of(self, clients: Sequence[int]) -> np.ndarray:
+        """The same for several clients, int64."""
+        if self._sizes is None and isinstance(self._train, (list, tuple)):
+            return self.sizes[clients]
+        return np.fromiter(map(self.size, clients), np.int64, len(clients))
+
     @cached_property
     def sizes(self) -> np.ndarray:
         """Number of training samples of every client, int64 (N,)."""

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedflat.core.participation import looks_at_losses
 from fedflat.core.tensors import State
-from fedflat.core.views import Server, Update
+from fedflat.core.views import Server
 
 SEEN = "seen"
 """The server's state with the clients that have returned an update."""
@@ -50,20 +49,13 @@ class Drawing:
         fresh = {"loss": torch.zeros(count, dtype=torch.float64), "known": torch.zeros(count, dtype=torch.bool)}
         return self._server.states.get(LOSSES, fresh)
 
-    def remember(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Take note of the clients' rows of a round."""
+    def remember(self, numbers: np.ndarray) -> None:
+        """Take note of the updates of a round, by their records of `core.updates.NUMBERS`."""
         if self._keep:
             seen = self._server.states.setdefault(SEEN, {"clients": self.seen()})["clients"]
-            seen[[int(row["client"]) for row in rows]] = True
+            seen[torch.from_numpy(numbers["client"])] = True
         if self._looks:
-            last = {int(row["client"]): float(row["loss"]) for row in rows if math.isfinite(row["loss"])}
-            state, clients = self._server.states.setdefault(LOSSES, self._known()), list(last)
-            state["loss"][clients] = state["loss"].new_tensor(list(last.values()))
+            last = numbers[np.isfinite(numbers["loss"])]
+            state, clients = self._server.states.setdefault(LOSSES, self._known()), torch.from_numpy(last["client"])
+            state["loss"][clients] = torch.from_numpy(last["loss"])
             state["known"][clients] = True
-
-
-def told(updates: Iterable[Update], asked: int, arrived: Callable[[int, int], object]) -> Iterator[Update]:
-    """The updates of a round; `arrived` is told that each one is there, with how many there are and will be."""
-    for done, update in enumerate(updates, start=1):
-        arrived(done, asked)
-        yield update

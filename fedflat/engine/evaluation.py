@@ -22,6 +22,7 @@ from fedflat.core.samples import IGNORED, Samples
 from fedflat.core.scores import Score, pieces
 from fedflat.core.stacked import StackedModel
 from fedflat.core.tensors import State
+from fedflat.core.updates import Updates
 from fedflat.core.views import Local, Server, Update
 from fedflat.engine.local_loop import LocalLoop, alike, local_view, stack_view
 from fedflat.engine.placement import explaining_memory
@@ -163,7 +164,7 @@ def _models(setup: Setup, broadcast: Broadcast, job: Job, test: Samples) -> Iter
             yield "personal", adapted
 
 
-def evaluate_together(setup: Setup, broadcast: Broadcast, jobs: Sequence[Job]) -> list[Update]:
+def evaluate_together(setup: Setup, broadcast: Broadcast, jobs: Sequence[Job]) -> Updates:
     """`evaluate_client` of several clients: those with small test sets share their forward passes."""
     start, found = time.perf_counter(), dict[int, State]()
     tests = {job.client: setup.federation.client_test(job.client) for job in jobs}
@@ -178,12 +179,14 @@ def evaluate_together(setup: Setup, broadcast: Broadcast, jobs: Sequence[Job]) -
         log.debug("stacked evaluation failed", exc_info=True)
         small = []  # one by one, so that the error names the client
     known, seconds = {job.client for job in small}, (time.perf_counter() - start) / max(1, len(small))
-    return [
-        Update(job.client, len(tests[job.client] or ()), seconds, sent={KEY: found.get(job.client, {})})
-        if job.client in known
-        else evaluate_client(setup, broadcast, job)
-        for job in jobs
-    ]
+    return Updates.of(
+        [
+            Update(job.client, len(tests[job.client] or ()), seconds, sent={KEY: found.get(job.client, {})})
+            if job.client in known
+            else evaluate_client(setup, broadcast, job)
+            for job in jobs
+        ]
+    )
 
 
 def _stacked_models(

@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,6 +18,7 @@ from fedflat.core.devices import CPU, hosted, moved, numbers, on
 from fedflat.core.private import Private
 from fedflat.core.samples import Samples
 from fedflat.core.sums import Summable, TreeSum
+from fedflat.core.updates import NUMBERS, Updates
 from fedflat.core.views import EMPTY, Local, Update
 from fedflat.engine.evaluation import evaluate_client, evaluate_together
 from fedflat.engine.faults import check_states, vector_like
@@ -27,25 +29,27 @@ from fedflat.engine.setup import Broadcast, Job, Setup
 from fedflat.engine.terms import each_row, estimated_terms, stacked_terms, training_terms
 from fedflat.errors import ClientError, DataError, InputError, RunError
 
+NAMED = 20  # clients that a message names
+
 
 class Kind(NamedTuple):
     """One kind of job.
 
     Attributes:
         work: Runs where the client's data are.
-        terms: Gives the first of several updates the sum of their `terms`; runs where terms are added.
-        together: Does the work of several clients at once, and sets the terms; None: they are done one by one.
+        terms: The sum of what updates add to the sums of the round, see `engine.terms`; runs where terms are added.
+        together: Does the work of several clients at once; None: they are done one by one.
         trains: Whether the work needs minibatches.
     """
 
     work: Callable[[Setup, Broadcast, Job], Update]
-    terms: Callable[[Setup, Sequence[Update]], None]
-    together: Callable[[Setup, Broadcast, Sequence[Job]], list[Update]] | None = None
+    terms: Callable[[Setup, Sequence[Update]], Summable | None]
+    together: Callable[[Setup, Broadcast, Sequence[Job]], Updates] | None = None
     trains: bool = False
 
 
-def run_jobs(setup: Setup, broadcast: Broadcast, jobs: Sequence[Job]) -> list[Update]:
-    """Do the jobs of clients, all of one kind. The first update has the sum of the terms of all of them.
+def run_jobs(setup: Setup, broadcast: Broadcast, jobs: Sequence[Job]) -> Updates:
+    """Do the jobs of clients, all of one kind.
 
     If clients are stacked, the result depends on which ones are given together.
     """
@@ -55,15 +59,15 @@ def run_jobs(setup: Setup, broadcast: Broadcast, jobs: Sequence[Job]) -> list[Up
         return _unseeded(setup, broadcast, jobs) or _done(setup, broadcast, jobs)
 
 
-def _unseeded(setup: Setup, broadcast: Broadcast, jobs: Sequence[Job]) -> list[Update]:
+def _unseeded(setup: Setup, broadcast: Broadcast, jobs: Sequence[Job]) -> Updates | None:
     """The jobs done without seeds for the global generators, which most clients never use.
 
-    If anything has drawn from these generators, the result does not count and is empty: now it is known that they must
+    If anything has drawn from these generators, the result does not count and is None: now it is known that they must
     be seeded for every client.
     """
     if setup.draws:
-        return []
-    before, updates = streams.global_states(), list[Update]()
+        return None
+    before, updates = streams.global_states(), None
     try:
         setup.draws = False
         updates = _done(setup, broadcast, jobs)
@@ -72,26 +76,27 @@ def _unseeded(setup: Setup, broadcast: Broadcast, jobs: Sequence[Job]) -> list[U
             raise
     finally:
         setup.draws = None if streams.global_states() == before else True
-    return [] if setup.draws else updates
+    return None if setup.draws else updates
 
 
-def _done(setup: Setup, broadcast: Broadcast, jobs: Sequence[Job]) -> list[Update]:
+def _done(setup: Setup, broadcast: Broadcast, jobs: Sequence[Job]) -> Updates:
     kind = JOBS[jobs[0].kind]
     if setup.stack > 1 and len(jobs) > 1 and kind.together is not None:
         return kind.together(setup, broadcast, jobs)
     return _one_by_one(kind, setup, broadcast, jobs)
 
 
-def _one_by_one(kind: Kind, setup: Setup, broadcast: Broadcast, jobs: Sequence[Job]) -> list[Update]:
+def _one_by_one(kind: Kind, setup: Setup, broadcast: Broadcast, jobs: Sequence[Job]) -> Updates:
     with prepared(setup, broadcast.round, [job.client for job in jobs] if kind.trains else ()):
         updates = [kind.work(setup, broadcast, job).hosted() for job in jobs]
-    kind.terms(setup, updates)
-    return updates
+    return Updates.of(updates, kind.terms(setup, updates))
 
 
 def named(jobs: Sequence[Job]) -> str:
-    """The clients of jobs, for messages."""
-    return ("client " if len(jobs) == 1 else "clients ") + ", ".join(str(job.client) for job in jobs)
+    """The clients of jobs, for messages; the first of many."""
+    shown = ", ".join(str(job.client) for job in jobs[:NAMED])
+    more = f" and {len(jobs) - NAMED} more" if len(jobs) > NAMED else ""
+    return ("client " if len(jobs) == 1 else "clients ") + shown + more
 
 
 def train(setup: Setup, broadcast: Broadcast, job: Job) -> Update:
@@ -112,21 +117,20 @@ def train(setup: Setup, broadcast: Broadcast, job: Job) -> Update:
         raise ClientError(broadcast.round, job.client, step, traceback.format_exc()) from error
 
 
-def train_together(setup: Setup, broadcast: Broadcast, jobs: Sequence[Job]) -> list[Update]:
+def train_together(setup: Setup, broadcast: Broadcast, jobs: Sequence[Job]) -> Updates:
     """Run the rounds of several clients, in lockstep where they are alike."""
     groups = alike(setup, jobs)
     if len(groups) == 1:
         return train_stack(setup, broadcast, jobs)
-    made = {update.client: update for group in groups for update in train_stack(setup, broadcast, group)}
-    updates, total = [made[job.client] for job in jobs], TreeSum[Summable]()
-    for update in updates:
-        total.add(update.terms)
-        update.terms = None
-    updates[0].terms = total.result() if total else None  # there also if that client failed: its place is that of all
-    return updates
+    made = [train_stack(setup, broadcast, group) for group in groups]
+    by_client = {update.client: update for updates in made for update in updates}
+    place, total = {updates.numbers["client"][0]: updates.terms for updates in made}, TreeSum[Summable]()
+    for job in jobs:
+        total.add(place.get(job.client))
+    return Updates.of([by_client[job.client] for job in jobs], total.result() if total else None)
 
 
-def train_stack(setup: Setup, broadcast: Broadcast, jobs: Sequence[Job]) -> list[Update]:
+def train_stack(setup: Setup, broadcast: Broadcast, jobs: Sequence[Job]) -> Updates:
     """Run the rounds of clients that are alike in lockstep."""
     if len(jobs) == 1:
         return _one_by_one(JOBS["train"], setup, broadcast, jobs)
@@ -189,20 +193,21 @@ def _update(job: Job, local: Local, made: _Trained) -> Update:
     return update
 
 
-def _updates(setup: Setup, jobs: Sequence[Job], local: Local, made: _Trained) -> list[Update]:
-    """What the clients of a stack return, with the terms of all of them."""
+def _updates(setup: Setup, jobs: Sequence[Job], local: Local, made: _Trained) -> Updates:
+    """What the clients of a stack return."""
     sent, states = moved(local.sent, CPU), moved(local.states, CPU)
     delta, buffers, counters = (hosted(t) for t in (made.delta, local.model.buffers, local.model.counters))
-    columns = (cast(Tensor, column).flatten().tolist() for column in (local.samples, local.steps, local.weighted_steps))
-    seconds = made.seconds / len(jobs)
-    updates = [
-        Update(job.client, int(samples), seconds, job.weight, int(steps), weighted, loss, failure)
-        for job, samples, steps, weighted, loss, failure in zip(jobs, *columns, made.losses, made.failures, strict=True)
-    ]
+    numbers = np.zeros(len(jobs), NUMBERS)
+    numbers["client"], numbers["weight"] = local.numbers, [job.weight for job in jobs]
+    numbers["loss"], numbers["seconds"] = made.losses, made.seconds / len(jobs)
+    for name in ("samples", "steps", "weighted_steps"):
+        numbers[name] = hosted(getattr(local, name)).flatten().numpy()
+    failures = {place: failure for place, failure in enumerate(made.failures) if failure is not None}
+    terms, own = stacked_terms(setup, numbers, failures, delta, buffers, sent)
     if states or counters.numel():
-        for update, own, count in zip(updates, each_row(states, len(jobs)), counters.clone(), strict=True):
-            update.states, update.counters = own, count
-    return stacked_terms(setup, updates, delta, buffers, sent)
+        for place, (kept, count) in enumerate(zip(each_row(states, len(jobs)), counters.clone(), strict=True)):
+            own.setdefault(place, {}).update(states=kept, counters=count)
+    return Updates(numbers, failures, own, terms)
 
 
 def _client_metrics(setup: Setup, local: Local, samples: Sequence[Samples]) -> dict[str, float]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from itertools import chain, repeat
 from typing import Protocol
 
 import numpy as np
@@ -19,11 +19,12 @@ from fedflat.core.schedules import round_factor
 from fedflat.core.scores import Score
 from fedflat.core.sums import Summable, Terms, TreeSum
 from fedflat.core.tensors import State, nest
+from fedflat.core.updates import Updates
 from fedflat.core.views import Server, Update
 from fedflat.engine.backends.base import Backend
 from fedflat.engine.combining import combine, warn_of_statistics
 from fedflat.engine.domains import by_domain
-from fedflat.engine.drawing import Drawing, told
+from fedflat.engine.drawing import Drawing
 from fedflat.engine.evaluation import (
     RECOMPUTED,
     Row,
@@ -37,6 +38,7 @@ from fedflat.engine.evaluation import (
 from fedflat.engine.faults import check_states
 from fedflat.engine.setup import Broadcast, Job, Setup
 from fedflat.engine.soundness import Snapshot, check_sound, suspect
+from fedflat.engine.tally import Tally, told
 from fedflat.engine.terms import BUFFERS, DELTA
 from fedflat.engine.trusted import TrustedClient
 from fedflat.errors import RoundLostError, TooFewError
@@ -47,6 +49,9 @@ RECOMPUTE_CLIENTS = 100  # most clients over which BatchNorm's statistics are es
 
 class ClientStates(Protocol):
     """What clients keep between rounds; `runs.store.ClientStore` implements it."""
+
+    def __len__(self) -> int:
+        """How many clients keep anything."""
 
     def get(self, client: int) -> Mapping[str, State]:
         """What the client keeps, read-only; empty if it never took part."""
@@ -59,23 +64,6 @@ class ClientStates(Protocol):
 
     def commit_round(self, round: int) -> None:
         """Make the pending states the current ones."""
-
-
-@dataclass
-class Tally:
-    """What the round loop sums up while updates arrive."""
-
-    rows: list[Row] = field(default_factory=list)
-    left_out: list[tuple[int, str]] = field(default_factory=list)
-    loss: float = 0.0
-    samples: int = 0
-    heard: int = 0
-    weight: float = 0.0
-    steps: float = 0.0
-    weighted_steps: float = 0.0
-    largest: int = -1
-    floats_up: int = 0
-    void: bool = False
 
 
 class RoundLoop:
@@ -96,10 +84,9 @@ class RoundLoop:
     ) -> None:
         self.setup, self.server, self.backend, self.store = setup, server, backend, store
         self.server.uniform, self.server.sampled = setup.uniform, setup.sampled
-        self.rows: list[Row] = []
+        self.rows: Sequence[Row] = ()
         self.safe: Callable[[], AbstractContextManager[None]] = nullcontext  # code that a signal may interrupt
-        self.arrived: Callable[[int, int], object] = lambda done, asked: None  # told of every update of a round
-        self._counters = server.counters
+        self.arrived: Callable[[int, int], object] = lambda done, asked: None  # told of the updates of a round
         wanted = setup.experiment.evaluate_clients is not None or setup.interference_every > 0
         self._evaluates_clients = wanted and setup.federation.has_client_tests
         self._draw = Drawing(choose, server, keep=self._evaluates_clients)
@@ -113,8 +100,8 @@ class RoundLoop:
         server, rows = self.server, list[Row]()
         seen = self._draw.seen()
         broadcast = replace(self.evaluated(), received=self._broadcast().received)  # adaptation may need it
-        jobs = (self._job(client, "evaluate") for client in range(len(self.setup.federation)))
-        for update in self.backend.run(broadcast, jobs):
+        jobs = self._jobs(range(len(self.setup.federation)), "evaluate")
+        for update in chain.from_iterable(self.backend.run(broadcast, jobs)):
             found = scores(update)
             if not found:
                 continue
@@ -157,8 +144,8 @@ class RoundLoop:
             raise
         if combined is not None:
             self._replace(*combined, tally)
-        self.rows = sorted(tally.rows, key=lambda row: int(row["client"]))
-        return self._metrics(tally, broadcast, len(clients), start)
+        self.rows = tally.rows(server.round)
+        return self._metrics(tally, broadcast, start)
 
     def _trusted(self, broadcast: Broadcast) -> Tensor:
         wanted = max(part.trusted_samples for part in self.setup.parts) if self.setup.parts else 0
@@ -168,7 +155,7 @@ class RoundLoop:
             self._own = TrustedClient(self.setup, wanted)
         return self._own.update(broadcast)
 
-    def _heard(self, updates: Iterator[Update], tally: Tally) -> tuple[Tensor, Terms] | None:
+    def _heard(self, updates: Iterator[Updates], tally: Tally) -> tuple[Tensor, Terms] | None:
         """The combined update and the sums, or None if the round changes nothing."""
         try:
             return self._combined(updates, tally)
@@ -186,78 +173,56 @@ class RoundLoop:
         nothing = Update(-1, 0, 0.0, weight=1.0, delta=torch.zeros_like(server.theta))
         return (owner.combine(server, [nothing]), Terms()) if owner.hides_participation else None
 
-    def _combined(self, updates: Iterator[Update], tally: Tally) -> tuple[Tensor, Terms]:
+    def _combined(self, updates: Iterator[Updates], tally: Tally) -> tuple[Tensor, Terms]:
         """The combined update, and the sums of everything else.
 
         A part that combines may keep updates, or stop before the last one. Without such a part, the workers have
         weighted the updates and the sum gives the mean.
         """
         sums: TreeSum[Summable] = TreeSum()
-        usable, method = _nonempty(self._tallied(updates, tally, sums)), self.setup.method
+        blocks, method = _nonempty(self._tallied(updates, tally, sums)), self.setup.method
         whole = bool(method.filling("combine") or method.filling("regroup"))
+        usable = (update for block in blocks for update in block.usable)
         delta, covered = combine(method, self.server, usable) if whole else (None, Terms())
-        for _ in usable:
+        for _ in blocks:
             pass
         totals = Terms(sums.result().here() | covered)
-        return totals.pop(DELTA).div_(tally.weight) if delta is None else delta, totals
+        return totals.pop(DELTA).div_(tally.total("weight")) if delta is None else delta, totals
 
     def _longest_first(self, clients: list[int]) -> list[int]:
         """Clients in the order of training and of every sum. Large clients first: no worker ends a round with one."""
-        size = self.setup.federation.size
-        return [client for _, client in sorted((-size(client), client) for client in clients)]
+        numbers = np.array(clients, np.int64)
+        ordered: list[int] = numbers[np.lexsort([numbers, -self.setup.federation.sizes_of(clients)])].tolist()
+        return ordered
 
     def _broadcast(self) -> Broadcast:
         server = self.server
         received = {part.name: part.broadcast(server) for part in self.setup.method.filling("broadcast")}
         return Broadcast(server.round, server.lr, server.origin, server.buffers, server.counters, received)
 
-    def _updates(self, broadcast: Broadcast, clients: list[int]) -> Iterator[Update]:
-        sizes = [1 if self.setup.uniform else self.setup.federation.size(i) for i in clients]
+    def _updates(self, broadcast: Broadcast, clients: list[int]) -> Iterator[Updates]:
+        sizes = [1] * len(clients) if self.setup.uniform else self.setup.federation.sizes_of(clients).tolist()
         total = sum(sizes)
-        jobs = (self._job(i, "train", n / total) for i, n in zip(clients, sizes, strict=True))
-        return self.backend.run(broadcast, jobs)
+        return self.backend.run(broadcast, self._jobs(clients, "train", (size / total for size in sizes)))
 
-    def _job(self, client: int, kind: str, weight: float = 0.0) -> Job:
-        owners = self.setup.method.filling("generate")
-        theta = owners[0].generate(self.server, client) if owners else None
-        return Job(client, kind, weight, self.store.get(client), theta)
+    def _jobs(self, clients: Iterable[int], kind: str, weights: Iterable[float] = repeat(0.0)) -> Iterator[Job]:
+        owners, kept = self.setup.method.filling("generate"), bool(len(self.store))
+        for client, weight in zip(clients, weights, strict=False):
+            theta = owners[0].generate(self.server, client) if owners else None
+            yield Job(client, kind, weight, self.store.get(client) if kept else {}, theta)
 
-    def _tallied(self, updates: Iterator[Update], tally: Tally, sums: TreeSum[Summable]) -> Iterator[Update]:
-        """Yield the usable updates, and sum their terms, metrics and states on the way."""
-        for update in updates:
-            sums.add(update.terms)
-            if update.failure is not None:
-                tally.left_out.append((update.client, update.failure))
-                log.warning("round %d: client %d is left out: %s", self.server.round, update.client, update.failure)
-                continue
-            self._count(update, tally)
-            self.store.put(update.client, update.states)
-            yield update
-
-    def _count(self, update: Update, tally: Tally) -> None:
-        tally.rows.append(
-            {
-                "round": self.server.round,
-                "client": update.client,
-                "samples": update.samples,
-                "steps": update.steps,
-                "loss": update.loss,
-                "update_norm": update.norm,
-                "seconds": round(update.seconds, 6),
-                **update.metrics,
-            }
-        )
-        if update.samples > tally.largest:
-            tally.largest = update.samples
-            self._counters = update.counters.clone()
-        if not math.isnan(update.loss):
-            tally.loss += update.loss * update.samples
-            tally.samples += update.samples
-        tally.heard += update.samples
-        tally.weight += update.weight
-        tally.steps += update.steps
-        tally.weighted_steps += update.weighted_steps
-        tally.floats_up = update.floats
+    def _tallied(self, blocks: Iterator[Updates], tally: Tally, sums: TreeSum[Summable]) -> Iterator[Updates]:
+        """Yield the updates, and sum their terms, numbers and states on the way."""
+        for updates in blocks:
+            sums.add(updates.terms, len(updates))
+            clients = updates.numbers["client"]
+            for place, why in updates.failures.items():
+                log.warning("round %d: client %d is left out: %s", self.server.round, clients[place], why)
+            tally.add(updates)
+            if updates.own or len(self.store):
+                for update in updates.usable:
+                    self.store.put(update.client, update.states)
+            yield updates
 
     def _replace(self, delta: Tensor, totals: Terms, tally: Tally) -> None:
         """Move the server. In a deployment, a round with a bad result is void, and what was good before stays."""
@@ -270,55 +235,56 @@ class RoundLoop:
             good.restore()
             self.store.forget_pending()
             tally.void = True
-            log.warning("round %d is void: %s. %s", self.server.round, error, suspect(tally.rows))
+            log.warning("round %d is void: %s. %s", self.server.round, error, suspect(tally.rows(self.server.round)))
 
     def _apply(self, delta: Tensor, totals: Terms, tally: Tally) -> None:
         server, method = self.server, self.setup.method
         server.states.pop(RECOMPUTED, None)  # they belong to the old weights
         buffers = totals.pop(BUFFERS, None)
-        server.participants = len(tally.rows)
-        server.samples, heard = tally.heard, max(1, len(tally.rows))
-        server.steps, server.weighted_steps = tally.steps / heard, tally.weighted_steps / heard
+        server.participants = len(tally.numbers)
+        server.samples, heard = int(tally.numbers["samples"].sum()), max(1, server.participants)
+        server.steps, server.weighted_steps = tally.total("steps") / heard, tally.total("weighted_steps") / heard
         server.totals = nest(totals)
         self.setup.private.hide(delta)  # parts may have added noise to coordinates that nobody sends
         server.delta = delta
         method.owner("step").step(server, delta)
         if buffers is not None:
-            server.buffers = (buffers / tally.heard).to(server.buffers.dtype)
-        server.counters = self._counters
+            server.buffers = (buffers / server.samples).to(server.buffers.dtype)
+        server.counters = server.counters if tally.counters is None else tally.counters
         for part in method.filling("end_round"):
             part.end_round(server)
         check_states(server.states, "server.state(self)")
         check_sound(server)
         self.store.commit_round(server.round)
-        self._draw.remember(tally.rows)
+        self._draw.remember(tally.numbers)
 
-    def _metrics(self, tally: Tally, broadcast: Broadcast, asked: int, start: float) -> Row:
+    def _metrics(self, tally: Tally, broadcast: Broadcast, start: float) -> Row:
         server = self.server
         measured = self._measured(self._due())
         self.evaluations = self.evaluate_clients() if self._clients_due() else []
         return {
             "round": server.round,
             **measured,
-            "train_loss": tally.loss / tally.samples if tally.samples else None,
+            "train_loss": tally.loss,
             "lr": server.lr,
-            "clients": len(tally.rows),
+            "clients": len(tally.numbers),
             "left_out": len(tally.left_out),
-            "steps": int(tally.steps),
+            "steps": int(tally.numbers["steps"].sum()),
             "floats_down": self.setup.floats(broadcast.received.values()),
-            "floats_up": tally.floats_up,
+            "floats_up": tally.floats,
             **summary(self.setup, self.evaluations),
-            **self._round_metrics(tally.rows),
+            **self._round_metrics(tally),
             **(self._test_metrics() if self._due() else {}),
             **({"void": 1} if tally.void else {}),
             "seconds": round(time.perf_counter() - start, 6),
         }
 
-    def _round_metrics(self, rows: list[Row]) -> Row:
-        metrics: Row = {}
-        for part in self.setup.method.filling("round_metrics"):
+    def _round_metrics(self, tally: Tally) -> Row:
+        metrics, parts = Row(), self.setup.method.filling("round_metrics")
+        rows = list(tally.rows(self.server.round)) if parts else []
+        for part in parts:
             metrics |= part.round_metrics(self.setup, self.server, rows)
-        watched = sum(row.get("watch_seconds", 0.0) for row in rows)
+        watched = sum(own.get("watch_seconds", 0.0) for own in tally.metrics.values())
         return metrics | ({"watch_seconds": round(watched, 6)} if watched else {})
 
     def _test_metrics(self) -> Row:
@@ -365,10 +331,11 @@ class RoundLoop:
         """Estimate BatchNorm's statistics for the evaluated weights, over evenly spaced clients."""
         clients = np.unique(np.linspace(0, self.setup.clients - 1, RECOMPUTE_CLIENTS).astype(int)).tolist()
         sums, counters, samples = TreeSum[Summable](), self.server.counters, 0
-        for update in self.backend.run(broadcast, (Job(i, "estimate") for i in clients)):
-            sums.add(update.terms)
-            counters = update.counters.clone() if update.failure is None else counters
-            samples += update.samples
+        for updates in self.backend.run(broadcast, (Job(i, "estimate") for i in clients)):
+            sums.add(updates.terms, len(updates))
+            samples += int(updates.numbers["samples"].sum())
+            for update in updates.usable:
+                counters = update.counters.clone()
         buffers = (sums.result().here()[BUFFERS] / samples).to(broadcast.buffers.dtype)
         self.server.states[RECOMPUTED] = {"buffers": buffers, "counters": counters}
 
@@ -384,12 +351,13 @@ class _NothingError(TooFewError):
     pass
 
 
-def _nonempty(updates: Iterator[Update]) -> Iterator[Update]:
-    first = next(updates, None)
-    if first is None:
+def _nonempty(blocks: Iterator[Updates]) -> Iterator[Updates]:
+    heard = 0
+    for updates in blocks:
+        heard += len(updates) - len(updates.failures)
+        yield updates
+    if not heard:
         raise _NothingError("none of its clients returned an update")
-    yield first
-    yield from updates
 
 
 def learning_rate(setup: Setup, server: Server) -> float:

@@ -1,12 +1,14 @@
 """What updates add to the sums of a round.
 
-Most tensors of an update are only summed. They are its `terms`: a worker may add those of several clients.
+Most tensors of an update are only summed. They are its terms: a worker may add those of several clients.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,12 +22,12 @@ DELTA, BUFFERS = "delta", "buffers"
 """Terms: updates weighted by `Update.weight`, statistics weighted by samples. Those of a part are `part/name`."""
 
 
-def training_terms(setup: Setup, updates: Sequence[Update]) -> None:
-    """Put the sum of the terms of updates into the first of them; their other tensors, which it replaces, are dropped.
+def training_terms(setup: Setup, updates: Sequence[Update]) -> Terms | None:
+    """The sum of the terms of updates; their other tensors, which it replaces, are dropped.
 
     `delta` and `sent` are kept if a part regroups or combines updates.
     """
-    usable, whole = [update for update in updates if update.failure is None], _kept_whole(setup)
+    usable, whole, terms = [update for update in updates if update.failure is None], _kept_whole(setup), None
     if usable:
         nothing = torch.full_like(usable[0].delta, -0.0) if len(usable) < len(updates) else EMPTY
         rows = _stacked([nothing if update.failure else update.delta for update in updates])
@@ -35,13 +37,14 @@ def training_terms(setup: Setup, updates: Sequence[Update]) -> None:
         for update in usable:
             update.floats = _floats(setup, update.sent) if update.sent else floats
         others = any(update.sent or update.buffers.numel() for update in usable)
-        updates[0].terms = terms = _other_terms(updates) if others else Terms()
+        terms = _other_terms(updates) if others else Terms()
         if not whole:
             terms[DELTA] = sum_of_rows(rows * rows.new_tensor([[update.weight] for update in updates]))
     for update in updates:
         update.buffers = EMPTY
         if update.failure is not None or not whole:
             update.delta, update.sent = EMPTY, {}
+    return terms
 
 
 def _stacked(rows: list[Tensor]) -> Tensor:
@@ -65,33 +68,34 @@ def _own_terms(update: Update) -> Terms:
     return terms
 
 
-def stacked_terms(setup: Setup, updates: list[Update], delta: Tensor, buffers: Tensor, sent: States) -> list[Update]:
-    """The updates of several clients as `training_terms` gives them. The first one has the sum of their terms.
+def stacked_terms(
+    setup: Setup, numbers: np.ndarray, failures: Mapping[int, str], delta: Tensor, buffers: Tensor, sent: States
+) -> tuple[Terms | None, dict[int, dict[str, Any]]]:
+    """What `training_terms` says of the clients of a stack: the sum of their terms, and what else they send by place.
 
     Args:
         setup: The setup of the run.
-        updates: The updates.
-        delta, buffers, sent: Their tensors of these names, with one row per update.
+        numbers: The clients' numbers; those that say what is sent are set here.
+        failures: See `Updates`.
+        delta, buffers, sent: Their tensors of these names, with one row per client.
     """
-    usable, places = updates, [i for i, update in enumerate(updates) if update.failure is None]
+    places = [i for i in range(len(numbers)) if i not in failures]
     if not places:
-        return updates
-    if len(places) < len(updates):
-        usable, delta, buffers = [updates[i] for i in places], delta[places], buffers[places]
+        return None, {}
+    if failures:
+        delta, buffers = delta[places], buffers[places]
         sent = {part: {name: t[places] for name, t in state.items()} for part, state in sent.items()}
-    floats = _floats(setup, next(each_row(sent, 1)))
-    for update, norm in zip(usable, norms(delta).flatten().tolist(), strict=True):
-        update.norm, update.floats = norm, floats
-    updates[0].terms = terms = Terms({f"{part}/{n}": t.sum(0) for part, s in sent.items() for n, t in s.items()})
+    numbers["norm"][places] = norms(delta).flatten().numpy()
+    numbers["floats"][places] = _floats(setup, next(each_row(sent, 1)))
+    terms = Terms({f"{part}/{n}": t.sum(0) for part, s in sent.items() for n, t in s.items()})
     if buffers.numel():
         buffers = buffers.double()
-        terms[BUFFERS] = buffers.new_tensor([update.samples for update in usable]) @ buffers
+        terms[BUFFERS] = buffers.new_tensor(numbers["samples"][places]) @ buffers
     if _kept_whole(setup):
-        for update, row, own in zip(usable, delta, each_row(sent, len(usable)), strict=True):
-            update.delta, update.sent = row, own
-    else:
-        terms[DELTA] = delta.new_tensor([update.weight for update in usable]) @ delta
-    return updates
+        rows = zip(places, delta, each_row(sent, len(places)), strict=True)
+        return terms, {place: {"delta": row, "sent": own} for place, row, own in rows}
+    terms[DELTA] = delta.new_tensor(numbers["weight"][places]) @ delta
+    return terms, {}
 
 
 def _kept_whole(setup: Setup) -> bool:
@@ -110,8 +114,9 @@ def each_row(states: Mapping[str, Mapping[str, Tensor]], count: int) -> Iterator
         yield {part: {name: tensor[i] for name, tensor in state.items()} for part, state in states.items()}
 
 
-def estimated_terms(setup: Setup, updates: Sequence[Update]) -> None:
+def estimated_terms(setup: Setup, updates: Sequence[Update]) -> Terms | None:
     """`training_terms` of clients that have estimated BatchNorm's statistics."""
-    updates[0].terms = _other_terms(updates) if any(update.failure is None for update in updates) else None
+    terms = _other_terms(updates) if any(update.failure is None for update in updates) else None
     for update in updates:
         update.buffers = EMPTY
+    return terms

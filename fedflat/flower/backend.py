@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fedflat.core.scores import Score
+from fedflat.core.updates import Updates
 from fedflat.core.views import Update
 from fedflat.engine.backends.serial import Serial
 from fedflat.engine.evaluation import KEY, figures, scores
@@ -45,7 +46,7 @@ class Flower:
         self._outliers = Outliers()
         self._expected: dict[str, Expected] = {"evaluate": Expected(evaluated_form(setup.sum_shapes))}
 
-    def run(self, broadcast: Broadcast, jobs: Iterable[Job]) -> Iterator[Update]:
+    def run(self, broadcast: Broadcast, jobs: Iterable[Job]) -> Iterator[Updates]:
         """See `Backend.run`. Where clients do something else than train, those that do not answer are left out."""
         asked = [job for job in jobs if job.kind != "evaluate" or self.members.data[job.client].tests]
         if not asked:
@@ -55,7 +56,7 @@ class Flower:
         self._await_one(asked)
         shared = common(broadcast)
         if kind == "train" and self.secagg:
-            yield from self._summed(broadcast, shared, asked)
+            yield self._summed(broadcast, shared, asked)
             return
         sent = [self._send(broadcast, shared, job) for job in asked]
         end = time.monotonic() + self.timeout
@@ -66,8 +67,8 @@ class Flower:
         for update in self._outliers.judged(answers) if kind == "train" else answers:
             heard += update.failure is None
             if kind == "train" or update.failure is None:
-                JOBS[kind].terms(self.setup, [update])
-                yield update
+                terms = JOBS[kind].terms(self.setup, [update])
+                yield Updates.of([update], terms)
             else:
                 log.warning("round %d: client %d is left out: %s", broadcast.round, update.client, update.failure)
         if kind == "estimate" and not heard:
@@ -115,8 +116,8 @@ class Flower:
         valid = 2 * self.timeout  # answers wait for those that come before them in the order
         return Message(content, self.members.nodes[client], kind, ttl=valid, group_id=str(instruction.round))
 
-    def _summed(self, broadcast: Broadcast, shared: ArrayRecord, jobs: Sequence[Job]) -> Iterator[Update]:
-        """A round of secure aggregation: the updates without vectors, and the sums in the first."""
+    def _summed(self, broadcast: Broadcast, shared: ArrayRecord, jobs: Sequence[Job]) -> Updates:
+        """A round of secure aggregation: the updates without vectors, and the sums."""
         expected = self._expected["train"]
         told = {job.client: self._instruction(broadcast, job) for job in jobs}
 
@@ -132,8 +133,9 @@ class Flower:
             return self._most_steps(expected.steps, self.members.data[client].samples)
 
         asked = {job.client: (told[job.client], job.weight, request(told[job.client], shared, job)) for job in jobs}
-        for update in SecureRound(self.setup, broadcast, exchange, expected, steps).run(asked):
-            yield replace(update, samples=self.members.data[update.client].samples)
+        updates = SecureRound(self.setup, broadcast, exchange, expected, steps).run(asked)
+        updates.numbers["samples"] = [self.members.data[client].samples for client in updates.numbers["client"]]
+        return updates
 
     def _update(
         self, broadcast: Broadcast, job: Job, instruction: Instruction, answer: RecordDict | RefusedError

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedflat.core.sums import Terms
 from fedflat.core.tensors import nest
+from fedflat.core.updates import Updates
 from fedflat.core.views import Update
 from fedflat.engine.setup import Broadcast, Setup
 from fedflat.engine.terms import BUFFERS, DELTA
@@ -69,8 +70,8 @@ class SecureRound:
         self._kinds = kinds | {"loss": ((2,), torch.float64)}
         self._sizes = [int(np.prod(shape, dtype=np.int64)) for shape, _ in self._kinds.values()]
 
-    def run(self, asked: Mapping[int, tuple[Instruction, float, RecordDict]]) -> list[Update]:
-        """The updates of a round: those that were heard have no vectors, and the first of them has the sums.
+    def run(self, asked: Mapping[int, tuple[Instruction, float, RecordDict]]) -> Updates:
+        """The updates of a round, without vectors, and the sums.
 
         Args:
             asked: For each client what to do, its weight, and the message that has it train.
@@ -190,7 +191,7 @@ class SecureRound:
     # ---- the result ----
     def _updates(
         self, asked: Mapping[int, tuple[Instruction, float, RecordDict]], told: Mapping[int, Update], total: Tensor
-    ) -> list[Update]:
+    ) -> Updates:
         if bool((total.abs() > LIMIT * len(told)).any()):
             raise TooFewError("the sum is out of range: a client has sent something else than its masked update")
         values = dict(zip(self._kinds, torch.split(total, self._sizes), strict=True))
@@ -207,10 +208,8 @@ class SecureRound:
             if client not in told:
                 updates.append(failed(client, f"it {self.lost.get(client, 'was lost')}"))
                 continue
-            update = replace(told[client], weight=own, loss=mean, norm=torch.nan, floats=floats, terms=terms)
-            updates.append(update)
-            terms = None  # type: ignore[assignment]  # the first one has the sums
-        return updates
+            updates.append(replace(told[client], weight=own, loss=mean, norm=torch.nan, floats=floats))
+        return Updates.of(updates, terms if told else None)
 
     def _shaped(self, name: str, values: Tensor) -> Tensor:
         shape, dtype = self._kinds[name]

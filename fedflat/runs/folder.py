@@ -9,7 +9,7 @@ import os
 import platform
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -89,7 +89,7 @@ class RunFolder:
         return Experiment.from_toml(self.path / "experiment.toml")
 
     # ---- tables and checkpoints ----
-    def append(self, table: str, rows: list[dict[str, Any]]) -> None:
+    def append(self, table: str, rows: Sequence[dict[str, Any]]) -> None:
         """Add rows to one of `TABLES`."""
         self.tables.append(table, rows)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +61,7 @@ class Run:
     @property
     def last_clients(self) -> list[Row]:
         """The rows of `clients` that the last round of this process added."""
-        return self._state.last_clients
+        return list(self._state.last_clients)
 
     @property
     def last_evaluations(self) -> list[Row]:
@@ -103,8 +104,7 @@ class Run:
 
     def _rows(self, table: str) -> list[Row]:
         folder, state = self._state.folder, self._state
-        found: list[Row] = folder.rows(table, state.round) if folder else getattr(state, table)
-        return list(found)
+        return list(folder.rows(table, state.round) if folder else chain.from_iterable(getattr(state, table)))
 
     def fairness(self, model: str = "personal", *, new: bool = False, seen: bool | None = None) -> Fairness:
         """Distribution of the clients' accuracies, or their leading metric, at the last evaluation.

@@ -32,7 +32,7 @@ class RunState:
 
     Attributes:
         metrics: One row per round.
-        clients, evaluations: The tables of a run without a folder.
+        clients, evaluations: The tables of a run without a folder, one block of rows per round.
         last_clients, last_evaluations: The rows that the last round of this process added.
         best: Round and leading metric of the best evaluation so far; only {"round": 0} before the first.
         unwritten: Whether the newest row of metrics is not in the folder yet, as callbacks may add to it.
@@ -46,9 +46,9 @@ class RunState:
     store: ClientStore
     folder: RunFolder | None = None
     metrics: list[Row] = field(default_factory=list)
-    clients: list[Row] = field(default_factory=list)
-    evaluations: list[Row] = field(default_factory=list)
-    last_clients: list[Row] = field(default_factory=list)
+    clients: list[Sequence[Row]] = field(default_factory=list)
+    evaluations: list[Sequence[Row]] = field(default_factory=list)
+    last_clients: Sequence[Row] = ()
     last_evaluations: list[Row] = field(default_factory=list)
     best: Row = field(default_factory=lambda: {"round": 0})
     unwritten: bool = False
@@ -79,15 +79,15 @@ class RunState:
         use_batch(module, self.setup.private.names)
         return module
 
-    def record(self, metrics: Row, clients: list[Row], evaluations: list[Row]) -> None:
+    def record(self, metrics: Row, clients: Sequence[Row], evaluations: list[Row]) -> None:
         """Add a round to the tables. Call `write_metrics` afterwards, when callbacks have seen it."""
         self.last_clients, self.last_evaluations = clients, evaluations
         better = self._is_better(metrics)
         if better:
             self.best = {"round": metrics["round"], self.setup.lead: metrics[self.setup.lead]}
         if self.folder is None:
-            self.clients += clients
-            self.evaluations += evaluations
+            self.clients.append(clients)
+            self.evaluations.append(evaluations)
         else:
             self.folder.append("clients", clients)
             self.folder.append("evaluations", evaluations)
@@ -213,7 +213,7 @@ class Tables:
             "hold; for its weights pass it: load_run(path, model=that_module)"
         )
 
-    def record(self, metrics: Row, clients: list[Row], evaluations: list[Row]) -> None:
+    def record(self, metrics: Row, clients: Sequence[Row], evaluations: list[Row]) -> None:
         """Only a whole run goes on."""
         raise self._missing()
 

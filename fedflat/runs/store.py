@@ -60,6 +60,9 @@ class ClientStore:
             weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         return self._folder
 
+    def __len__(self) -> int:
+        return len(self.versions)
+
     def get(self, client: int) -> Mapping[str, State]:
         """The state of a client; empty if it has never taken part. Do not change it in place."""
         if client in self._hot:

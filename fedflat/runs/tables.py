@@ -6,7 +6,7 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ class TableFiles:
         """The file of a table."""
         return self._folder / f"{table}.jsonl"
 
-    def append(self, table: str, rows: list[dict[str, Any]]) -> None:
+    def append(self, table: str, rows: Sequence[dict[str, Any]]) -> None:
         """Add rows to a table. They are on the disk for good once `mark` was called."""
         if not rows:
             return

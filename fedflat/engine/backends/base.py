@@ -9,7 +9,7 @@ from typing import Protocol
 
 from fedflat.core.scores import Score
 from fedflat.core.tensors import State, States
-from fedflat.core.views import Update
+from fedflat.core.updates import Updates
 from fedflat.engine.setup import Broadcast, Chunk, Job
 
 
@@ -27,10 +27,11 @@ def blocks(jobs: Iterable[Job], size: int) -> Iterator[list[Job]]:
 class Backend(Protocol):
     """Runs clients. Results come in the order of the jobs, on any number of workers."""
 
-    def run(self, broadcast: Broadcast, jobs: Iterable[Job]) -> Iterator[Update]:
-        """Do the jobs. The `states` of an update are valid only until the next update is taken.
+    def run(self, broadcast: Broadcast, jobs: Iterable[Job]) -> Iterator[Updates]:
+        """Do the jobs; `Updates.of([update], terms)` makes what is returned of the update of a single client.
 
-        A back end may add the `terms` of consecutive clients; see `Update`.
+        The `states` of updates are valid only until the next updates are taken. Terms of consecutive clients may be
+        added along the tree of `TreeSum`.
         """
 
     def evaluate(self, broadcast: Broadcast, chunks: Sequence[Chunk]) -> list[Score]:

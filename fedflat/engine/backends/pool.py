@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import fields
 from functools import cache, partial
 from itertools import chain, islice
-from operator import attrgetter
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from fedflat.core.forked import ForkedWorker, can_fork, wait_for
@@ -22,7 +21,7 @@ from fedflat.core.scores import Score
 from fedflat.core.shared_memory import Contents, SharedTensors
 from fedflat.core.sums import Terms
 from fedflat.core.tensors import copied, flatten, nest
-from fedflat.core.views import Update
+from fedflat.core.updates import Updates
 from fedflat.engine.backends.base import blocks
 from fedflat.engine.evaluation import score_chunk
 from fedflat.engine.jobs import named, run_jobs
@@ -33,7 +32,6 @@ from fedflat.errors import InputError, RunError
 OWN = ""  # beside the names of parts: the weights that only this client receives
 SHARES = 4  # blocks per worker, at least: with fewer, one worker may end a round alone
 VECTORS = ("delta", "buffers", "counters")
-PLAIN = attrgetter(*(field.name for field in fields(Update)[:11]))  # those that are no tensors come first
 
 
 class Slot:
@@ -59,7 +57,7 @@ class Pool:
 
         self._scheduler = Scheduler(count, start, wait_for, limit=len(self._slots))
 
-    def run(self, broadcast: Broadcast, jobs: Iterable[Job]) -> Iterator[Update]:
+    def run(self, broadcast: Broadcast, jobs: Iterable[Job]) -> Iterator[Updates]:
         """See `Backend.run`."""
         sent, free = self._write(broadcast), deque(range(len(self._slots)))
 
@@ -72,8 +70,8 @@ class Pool:
                 yield Call(what, ("run", sent, slot, block[0].kind, plain, states))
 
         for call in self._run(calls()):
-            slot, plain, contents, has_terms = call.reply
-            yield from _unpacked(plain, self._slots[slot].update.read(contents), has_terms)
+            slot, plain, contents = call.reply
+            yield _unpacked(self._slots[slot].update.read(contents), *plain)
             free.append(slot)
 
     def _blocks(self, jobs: Iterable[Job]) -> Iterator[list[Job]]:
@@ -124,9 +122,9 @@ def _answer(setup: Setup, shared: SharedTensors, slots: list[Slot], request: Any
     slot, job_kind, plain, states = rest
     jobs = _unpacked_jobs(job_kind, plain, slots[slot].states.read(states))
     updates = run_jobs(setup, broadcast, jobs)
-    terms = updates[0].terms
-    contents = slots[slot].update.write(_packed(updates, Terms() if terms is None else terms.here()))
-    return slot, list(map(PLAIN, updates)), contents, terms is not None
+    metrics = {place: own["metrics"] for place, own in updates.own.items() if "metrics" in own}
+    contents = slots[slot].update.write(_packed(updates))
+    return slot, (updates.numbers, updates.failures, metrics, updates.terms is not None), contents
 
 
 # ---- what is in shared memory: tensors by joined names, those of a client after its position in the block ----
@@ -140,6 +138,8 @@ def _packed_jobs(block: list[Job]) -> dict[str, Tensor]:
 
 def _unpacked_jobs(kind: str, plain: list[tuple[int, float]], tensors: dict[str, Tensor]) -> list[Job]:
     """The inverse of `_packed_jobs`; the tensors are views."""
+    if not tensors:
+        return [Job(client, kind, weight) for client, weight in plain]
     nested = nest(tensors, 3)
     jobs = []
     for i, (client, weight) in enumerate(plain):
@@ -149,28 +149,26 @@ def _unpacked_jobs(kind: str, plain: list[tuple[int, float]], tensors: dict[str,
     return jobs
 
 
-def _packed(updates: list[Update], terms: Terms) -> dict[str, Tensor]:
+def _packed(updates: Updates) -> dict[str, Tensor]:
     """The tensors of updates, and the sum of their terms."""
-    flat = flatten({"terms": terms})
-    for i, update in enumerate(updates):
-        for name in VECTORS:
-            if (tensor := getattr(update, name)).numel():
-                flat[f"{i}/{name}"] = tensor
-        if update.sent or update.states:
-            flat |= flatten({str(i): {"sent": update.sent, "states": update.states}})
-    return flat
+    own = {str(place): {n: v for n, v in own.items() if n != "metrics"} for place, own in updates.own.items()}
+    return flatten({"terms": {} if updates.terms is None else updates.terms.here()} | own)
 
 
-def _unpacked(plain: list[tuple[Any, ...]], tensors: dict[str, Tensor], has_terms: bool) -> Iterator[Update]:
+def _unpacked(
+    packed: dict[str, Tensor],
+    numbers: np.ndarray,
+    failures: dict[int, str],
+    metrics: dict[int, dict[str, float]],
+    has_terms: bool,
+) -> Updates:
     """The inverse of `_packed`, with copies of all but the states, which the store copies itself."""
-    nested: dict[str, Any] = nest(tensors, 2)
-    total = Terms({name: tensor.clone() for name, tensor in nested.get("terms", {}).items()}) if has_terms else None
-    for i, values in enumerate(plain):
-        update, own = Update(*values), nested.get(str(i))
-        update.terms, total = total, None
-        if own is not None:
-            for name in own.keys() & VECTORS:
-                setattr(update, name, own.pop(name).clone())
-            states = nest(own, 3)
-            update.sent, update.states = copied(states.get("sent", {})), states.get("states", {})
-        yield update
+    nested: dict[str, Any] = nest(packed, 2)
+    terms = Terms({name: tensor.clone() for name, tensor in nested.pop("terms", {}).items()})
+    own: dict[int, dict[str, Any]] = {place: {"metrics": values} for place, values in metrics.items()}
+    for place, tensors in nested.items():
+        mine = own.setdefault(int(place), {})
+        mine |= {name: tensors.pop(name).clone() for name in VECTORS if name in tensors}
+        kept = nest(tensors, 3)
+        mine |= {"sent": copied(kept.get("sent", {})), "states": kept.get("states", {})}
+    return Updates(numbers, failures, own, terms if has_terms else None)

@@ -7,7 +7,7 @@ from itertools import cycle
 
 from fedflat.core import streams
 from fedflat.core.scores import Score
-from fedflat.core.views import Update
+from fedflat.core.updates import Updates
 from fedflat.engine.backends.base import blocks
 from fedflat.engine.evaluation import score_chunk
 from fedflat.engine.jobs import run_jobs
@@ -22,11 +22,11 @@ class Serial:
         self.setups = [placed(setup, device) for device in setup.devices]
         self.setup = self.setups[0]
 
-    def run(self, broadcast: Broadcast, jobs: Iterable[Job]) -> Iterator[Update]:
+    def run(self, broadcast: Broadcast, jobs: Iterable[Job]) -> Iterator[Updates]:
         """See `Backend.run`."""
         with streams.preserved():
             for block, setup in zip(blocks(jobs, self.setup.block), cycle(self.setups), strict=False):
-                yield from run_jobs(setup, broadcast, block)
+                yield run_jobs(setup, broadcast, block)
 
     def evaluate(self, broadcast: Broadcast, chunks: Sequence[Chunk]) -> list[Score]:
         """See `Backend.evaluate`."""

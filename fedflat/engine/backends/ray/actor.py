@@ -60,11 +60,12 @@ class Actor:
             given = zip(unpack(jobs), states, strict=True)
             known = (replace(job, states={} if own is None else unpack(own, own=True)) for job, own in given)
             for block in blocks(known, self.setup.stack):
-                for update in run_jobs(self.setup, sent, block):
-                    total.add(update.terms)
+                made = run_jobs(self.setup, sent, block)
+                total.add(made.terms, len(made))
+                for update in made:
                     lasting = _lasting(update)
                     kept.append(pack(copied(lasting)) if lasting else None)  # a row of a stack without the others
-                    updates.append(replace(update, terms=None, states={}))
+                    updates.append(replace(update, states={}))
             reply = updates, [packed_bytes(packed) if packed else 0 for packed in kept], bool(total)
             return pack(reply), pack(total.result()) if total else None, *kept
         except Exception as error:

@@ -23,12 +23,13 @@ from fedflat.core.devices import CPU
 from fedflat.core.scheduler import Call, Scheduler
 from fedflat.core.scores import Score
 from fedflat.core.tensors import State
-from fedflat.core.views import Update
+from fedflat.core.updates import Updates
 from fedflat.engine.backends.ray.actor import Actor
 from fedflat.engine.backends.ray.cluster import Session
 from fedflat.engine.backends.ray.remote import LOST, KeptStates, RemoteTerms
 from fedflat.engine.backends.ray.serialization import pack, unpack
 from fedflat.engine.backends.ray.workers import PATIENCE, RayWorker, Request, wait_for
+from fedflat.engine.jobs import named
 from fedflat.engine.setup import Broadcast, Chunk, Job, Setup
 from fedflat.errors import InputError, RunError
 
@@ -81,7 +82,7 @@ class Ray:
         actor, path = self._actors.remote(), [str(Path(entry).absolute()) for entry in sys.path]
         return RayWorker(actor, actor.prepare.remote(path, self._packed, self._data))
 
-    def run(self, broadcast: Broadcast, jobs: Iterable[Job]) -> Iterator[Update]:
+    def run(self, broadcast: Broadcast, jobs: Iterable[Job]) -> Iterator[Updates]:
         """See `Backend.run`."""
         sent, under_way = ray.put(pack(broadcast)), deque[list[Job]]()
 
@@ -91,7 +92,7 @@ class Ray:
                 yield self._call(sent, block)
 
         for call in self._scheduler.run(calls()):
-            yield from self._updates(sent, under_way.popleft(), call)
+            yield self._updates(sent, under_way.popleft(), call)
 
     def _size(self, job: Job) -> int:
         return self.setup.federation.size(job.client)
@@ -105,12 +106,11 @@ class Ray:
             refs: list[Any] = actor.run.options(num_returns=2 + len(block)).remote(broadcast, jobs, *states)
             return refs
 
-        what = "clients " + ", ".join(str(job.client) for job in block)
         needs = [job.states for job in block if isinstance(job.states, KeptStates)]
-        return Call(what, Request(send, needs), sum(map(self._size, block)))
+        return Call(named(block), Request(send, needs), sum(map(self._size, block)))
 
-    def _updates(self, broadcast: Any, block: list[Job], call: Call) -> Iterator[Update]:
-        """The updates in a worker's reply; the first one has the sum of the block's terms."""
+    def _updates(self, broadcast: Any, block: list[Job], call: Call) -> Updates:
+        """The updates in a worker's reply."""
         updates, sizes, summed = unpack(call.reply, own=True)
         request, terms = call.request, None
         if summed:
@@ -120,8 +120,8 @@ class Ray:
             again = partial(self._again, broadcast, [block[i]], 2)
             if self.setup.stack > 1:  # what was computed together must be computed together again
                 again = partial(self._again, broadcast, block, 2 + i)
-            yield replace(update, terms=terms, states=KeptStates(self._session, ref, again, size) if size else {})
-            terms = None
+            update.states = KeptStates(self._session, ref, again, size) if size else {}
+        return Updates.of(updates, terms)
 
     def _again(self, broadcast: Any, block: list[Job], place: int) -> Any:
         """Repeat the jobs of a block, and fetch the result at this position."""

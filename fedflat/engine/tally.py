@@ -1,0 +1,114 @@
+"""What the updates of a round amount to, and the rows of the clients in the records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import overload
+
+import numpy as np
+from torch import Tensor
+
+from fedflat.core.updates import NUMBERS, Updates
+from fedflat.engine.evaluation import Row
+
+COLUMNS = {"client": "client", "samples": "samples", "steps": "steps", "loss": "loss", "update_norm": "norm"}
+"""Columns of the records, and the numbers of an update that they hold."""
+
+
+class Tally:
+    """Collects the numbers of a round while updates arrive; its sums are there when all have arrived.
+
+    Attributes:
+        left_out: Clients whose updates cannot be used, and why.
+        metrics: What parts have recorded, by client.
+        counters: Those of the largest client; None if nobody has any.
+        void: Whether the round changes nothing.
+    """
+
+    def __init__(self) -> None:
+        self.left_out: list[tuple[int, str]] = []
+        self.metrics: dict[int, Mapping[str, float]] = {}
+        self.counters: Tensor | None = None
+        self.void = False
+        self._blocks, self._largest = [np.empty(0, NUMBERS)], -1
+
+    def add(self, updates: Updates) -> None:
+        """Add those that can be used."""
+        self._blocks.append(updates.counted)
+        clients, sizes = updates.numbers["client"], updates.numbers["samples"]
+        self.left_out += [(int(clients[place]), why) for place, why in updates.failures.items()]
+        for place, own in updates.own.items():
+            if place not in updates.failures:
+                if "metrics" in own:
+                    self.metrics[int(clients[place])] = own["metrics"]
+                if "counters" in own and sizes[place] > self._largest:
+                    self._largest, self.counters = sizes[place], own["counters"].clone()
+
+    @cached_property
+    def numbers(self) -> np.ndarray:
+        """The numbers of the usable updates, in the order of training."""
+        return np.concatenate(self._blocks)
+
+    def total(self, name: str) -> float:
+        """The sum of a column. Terms are added one after the other, so that it does not depend on the blocks."""
+        return _sum(self.numbers[name])
+
+    @property
+    def loss(self) -> float | None:
+        """The mean training loss over the samples of the clients that have one; None without any."""
+        known = self.numbers[~np.isnan(self.numbers["loss"])]
+        samples = known["samples"].sum()
+        return _sum(known["loss"] * known["samples"]) / int(samples) if samples else None
+
+    @property
+    def floats(self) -> int:
+        """How many numbers a client has sent."""
+        return int(self.numbers["floats"][-1]) if len(self.numbers) else 0
+
+    def rows(self, round: int) -> Rows:
+        """The clients' rows, ordered by client."""
+        order = np.argsort(self.numbers["client"], kind="stable")
+        return Rows(round, self.numbers[order], self.metrics)
+
+
+def _sum(values: np.ndarray) -> float:
+    return float(np.add.accumulate(values, dtype=np.float64)[-1]) if len(values) else 0.0
+
+
+class Rows(Sequence[Row]):
+    """The clients' rows of a round. They are made when somebody reads them: a round may have thousands.
+
+    Args:
+        round: The round.
+        numbers: One record of `NUMBERS` per client.
+        metrics: What parts have recorded, by client.
+    """
+
+    def __init__(self, round: int, numbers: np.ndarray, metrics: Mapping[int, Mapping[str, float]]) -> None:
+        self._round, self._numbers, self._metrics = round, numbers, metrics
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __iter__(self) -> Iterator[Row]:
+        columns = [self._numbers[name].tolist() for name in COLUMNS.values()]
+        names, seconds = ("round", *COLUMNS, "seconds"), np.round(self._numbers["seconds"], 6).tolist()
+        for values in zip([self._round] * len(self), *columns, seconds, strict=True):
+            yield {**dict(zip(names, values, strict=True)), **self._metrics.get(values[1], {})}
+
+    @overload
+    def __getitem__(self, place: int) -> Row: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Row]: ...
+    def __getitem__(self, place: int | slice) -> Row | list[Row]:
+        return list(self)[place]
+
+
+def told(blocks: Iterator[Updates], asked: int, arrived: Callable[[int, int], object]) -> Iterator[Updates]:
+    """The updates of a round; `arrived` is told that some are there, with how many there are and will be."""
+    done = 0
+    for updates in blocks:
+        done += len(updates)
+        arrived(done, asked)
+        yield updates
