@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from fedflat.core.devices import on
+from fedflat.core.inputs import map_inputs
 from fedflat.core.rows import Number
 from fedflat.core.samples import IGNORED
 from fedflat.core.stacked import StackedModel
@@ -44,22 +47,27 @@ class Stack(Local):
         self.__dict__.update(vars(first))
         self.model, self.theta, self.grad, self.count = model, model.theta, model.grad, len(clients)
         self.origin = model.theta.clone() if origin is None else origin.expand(self.count, -1)
-        self._numbers, self._member = clients, member
+        self._numbers, self._held, self._member = clients, samples, member
         self.samples = self._column(samples)
-        self.steps = self.weighted_steps = self._column([0.0] * self.count)
-        self.client = torch.tensor(clients).unsqueeze(1)  # type: ignore[assignment]
+        self.steps = self.weighted_steps = self.theta.new_zeros(self.count, 1)
+        self.client = torch.from_numpy(np.array(clients)).unsqueeze(1)  # type: ignore[assignment]
         self.states, self.sent, self._scratch = states, {}, {}
         self._members: Sequence[Local] = ()
         common = first._received
         self._received = {part: {n: t.expand(self.count, *t.shape) for n, t in s.items()} for part, s in common.items()}
 
     def _column(self, numbers: Sequence[float]) -> Tensor:
-        return self.theta.new_tensor(numbers).unsqueeze(1)
+        return torch.from_numpy(np.array(numbers)).to(self.theta).unsqueeze(1)
 
     @property
     def numbers(self) -> Sequence[int]:
         """The numbers of the clients."""
         return self._numbers
+
+    @property
+    def held(self) -> Sequence[int]:
+        """How many samples the clients have."""
+        return self._held
 
     @property
     def members(self) -> Sequence[Local]:
@@ -84,9 +92,12 @@ class Stack(Local):
 
     def take_batch(self, batch: Batch, sizes: Sequence[int]) -> None:
         """See `Local.take_batch`."""
-        self.batch = batch
-        finished = 0 in sizes
-        self.active = self.theta.new_tensor([[size > 0] for size in sizes], dtype=torch.bool) if finished else None
+        self.batch, self.active, self.running = batch, None, self.count
+        moves = np.asarray(sizes) > 0
+        if not moves.all():
+            self.active = on(torch.from_numpy(moves), self.theta.device).unsqueeze(1)
+            ends = np.flatnonzero(~moves)[0]
+            self.running = self.count if moves[ends:].any() else int(ends)
 
     def take_rates(self, rates: Sequence[float]) -> None:
         """See `Local.take_rates`."""
@@ -121,6 +132,15 @@ def joined(batches: Sequence[Batch], like: Tensor) -> Batch:
             for column in zip(*targets, strict=True)
         ),
     )
+
+
+def first(batch: Batch, count: int) -> Batch:
+    """The minibatch of the first clients."""
+
+    def cut(leaf: Any) -> Any:
+        return leaf[:count] if isinstance(leaf, Tensor) else leaf
+
+    return Batch(map_inputs(cut, batch.x), tuple((cut(weight), y[:count]) for weight, y in batch.targets))
 
 
 def _weights(weights: Sequence[Number], like: Tensor) -> Number:

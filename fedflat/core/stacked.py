@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -13,7 +14,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from fedflat.core.flat import FlatModel
+from fedflat.core.flat import FlatModel, channels_last
 from fedflat.core.folded import Folding, Gradients, masked
 from fedflat.core.gradients import backward
 from fedflat.core.inputs import map_inputs
@@ -46,15 +47,13 @@ class StackedModel(FlatModel):
         )
         self.grad = torch.empty_like(self.theta)  # every backward pass writes all of it
         self.count, self.folds = count, folds
-        self._channels_last = False  # grouped convolutions gain nothing from it
+        self._channels_last = False  # grouped convolutions, which `torch.vmap` makes, gain nothing from it
         self._dropout = RowDropout(generators)
         self._inside: dict[str, Tensor] | None = None
         self._drops = False
+        self._first: StackedModel | None = None
+        self._generators, self._alone = generators, model._channels_last
         self._tie()
-        self._gradients = Gradients(
-            {id(leaf): span.of(self.grad) for leaf, span in zip(self._leaves.values(), self.spans, strict=True)}
-        )
-        self._folding = Folding(count, self._gradients, generators, model._channels_last)
 
     def _tie(self) -> None:
         """Make leaves whose values and gradients are views of the matrices."""
@@ -65,6 +64,8 @@ class StackedModel(FlatModel):
         statistics = {span.name: span.of(self.buffers) for span in self.buffer_spans}
         statistics |= {span.name: span.of(self.counters) for span in self.counter_spans}
         self._tensors = self._leaves | statistics
+        self._gradients = Gradients({id(leaf): leaf.grad for leaf in self._leaves.values() if leaf.grad is not None})
+        self._folding = Folding(self.count, self._gradients, self._generators, self._alone)
 
     def each(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call `function` for all clients at once; tensors in `args` have one entry per client.
@@ -95,6 +96,21 @@ class StackedModel(FlatModel):
             return super().__call__(x)
         return self._folded(x) if self.folds else self.each(super().__call__, x)
 
+    def first(self, count: int) -> StackedModel:
+        """The model of the first clients: their rows of the same matrices."""
+        if count == self.count:
+            return self
+        if self._first is None or self._first.count != count:
+            self._first = rows = copy.copy(self)
+            rows.theta, rows.grad, rows.buffers, rows.counters = (
+                matrix[:count] for matrix in (self.theta, self.grad, self.buffers, self.counters)
+            )
+            rows.count, rows._generators = count, lambda: self._folding.generators[:count]
+            rows._tie()
+        for own, leaf in zip(self._first._leaves.values(), self._leaves.values(), strict=True):
+            own.requires_grad_(leaf.requires_grad)
+        return self._first
+
     def backpropagate(self, losses: Tensor) -> None:
         """Write the gradient of every client's loss into its row of `grad`."""
         if self.folds:
@@ -118,7 +134,10 @@ class StackedModel(FlatModel):
         """The outputs of all clients, whose inputs form one batch."""
 
         def fold(leaf: Any) -> Any:
-            return self._suited(leaf.flatten(0, 1)) if isinstance(leaf, Tensor) else leaf
+            if not isinstance(leaf, Tensor):
+                return leaf
+            batch = self._suited(leaf.flatten(0, 1))
+            return channels_last(batch) if self._alone and batch.dim() == 4 else batch
 
         def unfold(leaf: Any) -> Any:
             return leaf.reshape(self.count, -1, *leaf.shape[1:]) if isinstance(leaf, Tensor) else leaf

@@ -168,7 +168,7 @@ def permutations(
 ) -> np.ndarray:
     """The first permutations of the streams (seed, purpose, first, one of last) as rows: so many of each, of so many.
 
-    Shorter ones are filled up with zeros.
+    Shorter ones are followed by any numbers.
 
     >>> permutations([3, 2], [1, 1], 0, "batches", 1, [7, 9]).shape
     (2, 1, 3)
@@ -180,12 +180,13 @@ def permutations(
         ended.update(b"%d" % number)
         return ended.digest()
 
-    found = np.zeros((len(counts), max(times), max(counts)), np.int64)
+    found = np.empty((len(counts), max(times), max(counts)), np.int64)
+    found[:] = np.arange(found.shape[2])
     keys, under = _words(b"".join(map(digest, last))).reshape(-1, 2), _SHUFFLER.under
     for rows, count, often, key in zip(found, counts, times, keys, strict=True):
-        draw = under(key).permutation
+        shuffle = under(key).shuffle  # of 0, 1, … in place, which draws what `permutation` does
         for k in range(often):
-            rows[k, :count] = draw(count)
+            shuffle(rows[k, :count])
     return found
 
 

@@ -154,6 +154,8 @@ class Local:
     data_loss: Tensor | None = None
     count = 1
     """The number of clients."""
+    running = 1
+    """The first so many of them have not finished; all those that follow have."""
 
     @property
     def members(self) -> Sequence[Local]:
@@ -164,6 +166,11 @@ class Local:
     def numbers(self) -> Sequence[int]:
         """The numbers of the clients: of this one."""
         return (self.client,)
+
+    @property
+    def held(self) -> Sequence[int]:
+        """How many samples the clients have: this one."""
+        return (int(self.samples),)
 
     @property
     def share(self) -> Number:
@@ -230,7 +237,7 @@ class Local:
             grad: Their gradient.
             state: The optimiser's, as `start_optimizer` began it.
         """
-        optimizer, only = self.optimizer, self.only
+        optimizer, only, rate = self.optimizer, self.only, self.rate
         if only is not None:
             grad.mul_(only)
         if self.experiment.clip is not None:
@@ -250,8 +257,14 @@ class Local:
         if self.active is not None:
             for name, tensor in state.items():
                 torch.where(self.active, tensor, before[name], out=tensor)
-            step = step.masked_fill(~self.active, 0)
-        add_(theta, step, -self.lr * self.rate)
+            if self.running < self.count:
+                theta, step, rate = theta[: self.running], step[: self.running], self._first(rate)
+            else:
+                step = step.masked_fill(~self.active, 0)
+        add_(theta, step, -self.lr * rate)
+
+    def _first(self, number: Number) -> Number:
+        return number[: self.running] if isinstance(number, Tensor) else number
 
     def take_batch(self, batch: Batch, sizes: Sequence[int]) -> None:
         """The minibatch of the next step. `sizes` are its samples per client; 0: the client has finished."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedflat.core.samples import Samples
-from fedflat.data.pooled import PooledClients
+from fedflat.data.pooled import PooledClients, pooled
 from fedflat.data.preprocess import Preprocess
 from fedflat.data.samples import (
     LOOK,
@@ -28,6 +28,7 @@ from fedflat.data.samples import (
     is_table,
     labels_of,
     targets_at,
+    together,
 )
 from fedflat.data.tables import clients_of, columns_of
 from fedflat.errors import InputError
@@ -40,6 +41,7 @@ OWN = "own"  # the partition of data that come as clients
 FEW = 4  # samples, and clients, that are read of datasets where only a mistake is looked for
 TESTED = 1000  # samples of a test set that are read to learn the number of classes
 GLANCE = 1000  # clients of a lazy sequence that are looked at where looking at all could take for ever
+POOLED = 1 << 24  # numbers of all clients that may be copied into one memory
 IGNORED = -100  # the target that PyTorch's cross-entropy leaves out
 
 
@@ -110,6 +112,7 @@ class Federation:
         self._train, self._client_tests, self._classes = clients, tests, classes
         self.trusted = None if trusted is None else as_samples(trusted, "the trusted samples")
         self._wrapped: dict[int, Samples] = {}
+        self._pool = clients if isinstance(clients, PooledClients) else None
         self._sizes = clients.sizes if sizes is None and isinstance(clients, PooledClients) else sizes
 
     @classmethod
@@ -177,6 +180,23 @@ class Federation:
             self._wrapped[client] = as_samples(self._train[client], self.called(client), **self._form)
         return self._wrapped[client]
 
+    def pool(self) -> None:
+        """Copy tensors of many clients into one memory, unless that would take much; batches of several are then quick.
+
+        Clients of one data set that was divided share its memory anyway.
+        """
+        if isinstance(self._train, (list, tuple)) and 1 < len(self) <= POOLED >> 8:
+            self._pool = pooled([self._own_samples(client) for client in range(len(self))], POOLED)
+            self._wrapped.update(enumerate(self._pool or ()))
+
+    def joint(self, clients: Sequence[int], most: int) -> TensorSamples | None:
+        """The training data of several clients as one, one client after the other.
+
+        None where they are no tensors of one kind, or where more than `most` numbers would have to be copied.
+        """
+        made = None if self._pool is None else self._pool.joint(np.array(clients))
+        return together([self.samples(client) for client in clients], most) if made is None else made
+
     def called(self, client: int) -> str:
         """What messages and reports call a client."""
         return f"client {client}" if self.names is None else f"client {self.names[client]}"
@@ -213,7 +233,7 @@ class Federation:
 
     def sizes_of(self, clients: Sequence[int]) -> np.ndarray:
         """The same for several clients, int64."""
-        if self._sizes is None and isinstance(self._train, (list, tuple)):
+        if isinstance(self._sizes, np.ndarray) or (self._sizes is None and isinstance(self._train, (list, tuple))):
             return self.sizes[clients]
         return np.fromiter(map(self.size, clients), np.int64, len(clients))
 

@@ -56,6 +56,12 @@ class Split:
         """Positions in the pool that this client holds."""
         return self.flat[self.offsets[client] : self.offsets[client + 1]]
 
+    def joint(self, clients: np.ndarray) -> np.ndarray:
+        """The positions of several clients, one after the other."""
+        starts, sizes = self.offsets[clients], self.offsets[clients + 1] - self.offsets[clients]
+        found: np.ndarray = self.flat[np.arange(sizes.sum()) + np.repeat(starts - (np.cumsum(sizes) - sizes), sizes)]
+        return found
+
 
 @dataclass(frozen=True)
 class Resample:

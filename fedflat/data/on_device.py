@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -40,6 +41,14 @@ class OnDevice(Federation):
     def samples(self, client: int) -> Samples:
         """See `Federation`."""
         return self._placed(super().samples(client))
+
+    def joint(self, clients: Sequence[int], most: int) -> TensorSamples | None:
+        """See `Federation`."""
+        made = super().joint(clients, most)
+        if made is None or isinstance(made, DeviceSamples):
+            return made
+        placed = self._placed(made)
+        return placed if isinstance(placed, TensorSamples) else None
 
     def client_test(self, client: int) -> Samples | None:
         """See `Federation`."""

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fedflat.data.arrays import LazySamples
-from fedflat.data.indices import IndexSets
-from fedflat.data.samples import Samples, TensorSamples
+from fedflat.data.indices import IndexSets, Split
+from fedflat.data.samples import Samples, TensorSamples, together
 
 
 class PooledClients(Sequence[Samples]):
@@ -39,3 +39,23 @@ class PooledClients(Sequence[Samples]):
             raise IndexError(f"client {client} of {len(self)}")
         indices = torch.from_numpy(self.sets.indices(client))
         return TensorSamples(self.x, self.y, indices) if isinstance(self.x, Tensor) else self.x[indices]
+
+    def joint(self, clients: np.ndarray) -> TensorSamples | None:
+        """The samples of several clients as one, one client after the other; None if they are not in memory."""
+        if not isinstance(self.x, Tensor):
+            return None
+        sets = self.sets
+        found = sets.joint(clients) if isinstance(sets, Split) else np.concatenate([sets.indices(i) for i in clients])
+        return TensorSamples(self.x, self.y, torch.from_numpy(found))
+
+
+def pooled(samples: Sequence[Samples], most: int) -> PooledClients | None:
+    """Clients whose samples are copied into one memory, so that those of several are read at once.
+
+    None where they are not all tensors of one kind, or have more than `most` numbers.
+    """
+    whole = together(samples, most)
+    if whole is None or whole.indices is not None:
+        return None
+    offsets = np.cumsum([0, *map(len, samples)])
+    return PooledClients(whole.x, whole.y, Split(np.arange(offsets[-1]), offsets))

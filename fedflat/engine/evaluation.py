@@ -24,6 +24,7 @@ from fedflat.core.stacked import StackedModel
 from fedflat.core.tensors import State
 from fedflat.core.updates import Updates
 from fedflat.core.views import Local, Server, Update
+from fedflat.data.several import Several
 from fedflat.engine.local_loop import LocalLoop, alike, local_view, stack_view
 from fedflat.engine.placement import explaining_memory
 from fedflat.engine.setup import Broadcast, Chunk, Job, Setup, Split
@@ -221,7 +222,7 @@ def _adapted(setup: Setup, broadcast: Broadcast, jobs: Sequence[Job]) -> Tensor:
         setup.seed_global("examine", broadcast.round, jobs[0].client)
         _adapt(setup, broadcast, jobs[0])
         return setup.model.theta.clone().unsqueeze(0)
-    samples = [setup.federation.samples(job.client) for job in jobs]
+    samples = Several(setup.federation, [job.client for job in jobs])
     local = stack_view(setup, broadcast, jobs, samples, "examine")
     setup.model.module.train()
     _fitted(setup, local, samples)

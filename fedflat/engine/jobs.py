@@ -20,6 +20,7 @@ from fedflat.core.samples import Samples
 from fedflat.core.sums import Summable, TreeSum
 from fedflat.core.updates import NUMBERS, Updates
 from fedflat.core.views import EMPTY, Local, Update
+from fedflat.data.several import Several
 from fedflat.engine.evaluation import evaluate_client, evaluate_together
 from fedflat.engine.faults import check_states, vector_like
 from fedflat.engine.local_loop import LocalLoop, alike, local_view, stack_view
@@ -135,7 +136,7 @@ def train_stack(setup: Setup, broadcast: Broadcast, jobs: Sequence[Job]) -> Upda
     if len(jobs) == 1:
         return _one_by_one(JOBS["train"], setup, broadcast, jobs)
     try:
-        samples = [setup.federation.samples(job.client) for job in jobs]
+        samples = Several(setup.federation, [job.client for job in jobs])
         local = stack_view(setup, broadcast, jobs, samples, "model")
         return _updates(setup, jobs, local, _trained(setup, broadcast, local, samples))
     except DataError:

@@ -6,16 +6,17 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import zip_longest
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fedflat.core import streams
 from fedflat.core.devices import numbers
 from fedflat.core.gradients import backward
-from fedflat.core.lockstep import Stack, joined, stacked_states
+from fedflat.core.lockstep import Stack, first, joined, stacked_states
 from fedflat.core.optimizer_choice import optimizer_of
 from fedflat.core.part import Part
 from fedflat.core.private import Private
@@ -24,6 +25,7 @@ from fedflat.core.samples import Samples
 from fedflat.core.stacked import StackedModel
 from fedflat.core.tensors import copied
 from fedflat.core.views import Batch, Local
+from fedflat.data.several import Several
 from fedflat.engine.full_passes import FullPasses
 from fedflat.engine.minibatches import Pair, lockstep, minibatches, pieces, planned_steps
 from fedflat.engine.setup import Broadcast, Job, Setup
@@ -54,9 +56,7 @@ def local_view(setup: Setup, broadcast: Broadcast, job: Job, origin: Tensor, sam
     )
 
 
-def stack_view(
-    setup: Setup, broadcast: Broadcast, jobs: Sequence[Job], samples: Sequence[Samples], purpose: str
-) -> Stack:
+def stack_view(setup: Setup, broadcast: Broadcast, jobs: Sequence[Job], samples: Several, purpose: str) -> Stack:
     """The rounds of several clients that are `alike`, before the first step; `purpose` names the streams of dropout."""
     setup.load(broadcast)
     seed, private = setup.experiment.seed, setup.private
@@ -70,7 +70,7 @@ def stack_view(
     states = stacked_states([job.states for job in jobs])
     if private:
         private.load(model, states.get(Private.KEY, {}))
-    own, sizes = bool(private) or jobs[0].theta is not None, [len(data) for data in samples]
+    own, sizes = bool(private) or jobs[0].theta is not None, samples.sizes
 
     def member(place: int) -> Local:
         return local_view(setup, broadcast, jobs[place], broadcast.theta, sizes[place])
@@ -171,7 +171,7 @@ class LocalLoop:
         handed_over, self._fits = local.optimizer_state, self._fits + (branch == "global")
         if branch != "global" or self._fits > 1 or handed_over is None:  # a part may set the state of the first fit
             local.optimizer_state = local.start_optimizer()
-        held = list(map(len, self.samples))
+        held = local.held
         counted = {size: planned_steps(self.setup.experiment, size, epochs, steps) for size in set(held)}
         planned = [counted[size] for size in held]
         rated = self._fill("step_rate")
@@ -196,7 +196,8 @@ class LocalLoop:
                     local.batch = part.batch(local, local.batch)
                 yield local.batch, (y.shape[0],)
             return
-        whole = None if parts else lockstep(local, self.samples, planned, preprocess, self.setup.pads)
+        together = cast(Several, self.samples)
+        whole = None if parts else lockstep(local, together, planned, preprocess, self.setup.pads)
         if whole is not None:
             yield from whole
             return
@@ -286,15 +287,24 @@ class LocalLoop:
         return value, value if of_data is loss else of_data.detach()
 
     def _folded(self, batch: Batch) -> Tensor:
-        """A forward and a backward pass of a stack whose losses have no terms; returns the losses."""
-        model, losses_of = self.local.model, row_losses(self.setup.criterion)
+        """A forward and a backward pass of a stack whose losses have no terms; returns the losses.
+
+        Clients that have finished are left out, where they are the last ones; their gradients and losses are zero.
+        """
+        count, whole = self.local.running, cast(StackedModel, self.local.model)
+        model, losses_of = whole.first(count), row_losses(self.setup.criterion)
+        if model is not whole:
+            batch = first(batch, count)
         output = model(batch.x)
         if len(batch.targets) == 1:
             loss = losses_of(output, batch.targets[0][1])
         else:
             loss = torch.stack([weight * losses_of(output, y) for weight, y in batch.targets]).sum(0)
-        model.backpropagate(loss)  # type: ignore[attr-defined]
-        return loss.detach()
+        model.backpropagate(loss)
+        if model is whole:
+            return loss.detach()
+        whole.grad[count:].zero_()
+        return F.pad(loss.detach(), (0, whole.count - count))
 
     def _in_pieces(self, size: int, of: Callable[[Any], Tensor] | None) -> tuple[Tensor, Tensor]:
         """The same for a minibatch in pieces, one pass each; every gradient is weighted by its share of the targets."""

@@ -16,7 +16,7 @@ from fedflat.core.inputs import map_inputs
 from fedflat.core.samples import IGNORED, Samples
 from fedflat.core.views import Batch, Local, SetupView
 from fedflat.data.samples import Ahead, TensorSamples
-from fedflat.data.samples import together as joint
+from fedflat.data.several import Several
 from fedflat.errors import InputError
 from fedflat.experiment import Experiment
 
@@ -99,7 +99,7 @@ def _prepared(
 
 
 def lockstep(
-    local: Local, samples: Sequence[Samples], planned: Sequence[int], preprocess: Preprocess, alike: bool = False
+    local: Local, samples: Several, planned: Sequence[int], preprocess: Preprocess, alike: bool = False
 ) -> Iterator[tuple[Batch, list[int]]] | None:
     """The `minibatches` of several clients as one for every step, and how many samples of each client are in it.
 
@@ -108,7 +108,7 @@ def lockstep(
     cannot be done: data are no tensors, or too large, or augmented. If samples are treated `alike` wherever they are in
     a minibatch, a client whose minibatches have all of its samples keeps them in their order, which saves time.
     """
-    together, plan = joint(samples, MOST), _Plan(local.experiment, list(map(len, samples)), planned)
+    together, plan = samples.joint(MOST), _Plan(local.experiment, samples.sizes, planned)
     if together is None or plan.numbers > MOST or not plan.possible:
         return None
     places, own = plan.places(plan.orders(local, alike))
@@ -129,7 +129,7 @@ def _steps(
     plan: _Plan, own: np.ndarray, first: Pair, ready: Callable[[int, int], Pair]
 ) -> Iterator[tuple[Batch, list[int]]]:
     """The minibatches of `lockstep`; several small ones are prepared at once."""
-    (x, y), start, stop, sizes = first, 0, 1, plan.sizes.tolist()
+    (x, y), start, stop, sizes = first, 0, 1, plan.sizes
     while True:
         shape = (stop - start, *own.shape[1:])
         x, y = x.view(*shape, *x.shape[1:]), y.view(*shape, *y.shape[1:])

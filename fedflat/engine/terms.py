@@ -79,23 +79,28 @@ def stacked_terms(
         failures: See `Updates`.
         delta, buffers, sent: Their tensors of these names, with one row per client.
     """
-    places = [i for i in range(len(numbers)) if i not in failures]
-    if not places:
+    places = np.delete(np.arange(len(numbers)), list(failures))
+    if not len(places):
         return None, {}
     if failures:
-        delta, buffers = delta[places], buffers[places]
-        sent = {part: {name: t[places] for name, t in state.items()} for part, state in sent.items()}
+        chosen = torch.from_numpy(places)
+        delta, buffers = delta[chosen], buffers[chosen]
+        sent = {part: {name: t[chosen] for name, t in state.items()} for part, state in sent.items()}
     numbers["norm"][places] = norms(delta).flatten().numpy()
     numbers["floats"][places] = _floats(setup, next(each_row(sent, 1)))
     terms = Terms({f"{part}/{n}": t.sum(0) for part, s in sent.items() for n, t in s.items()})
     if buffers.numel():
         buffers = buffers.double()
-        terms[BUFFERS] = buffers.new_tensor(numbers["samples"][places]) @ buffers
+        terms[BUFFERS] = _like(buffers, numbers["samples"][places]) @ buffers
     if _kept_whole(setup):
-        rows = zip(places, delta, each_row(sent, len(places)), strict=True)
+        rows = zip(places.tolist(), delta, each_row(sent, len(places)), strict=True)
         return terms, {place: {"delta": row, "sent": own} for place, row, own in rows}
-    terms[DELTA] = delta.new_tensor(numbers["weight"][places]) @ delta
+    terms[DELTA] = _like(delta, numbers["weight"][places]) @ delta
     return terms, {}
+
+
+def _like(tensor: Tensor, values: np.ndarray) -> Tensor:
+    return torch.from_numpy(values).to(tensor.dtype)
 
 
 def _kept_whole(setup: Setup) -> bool:
