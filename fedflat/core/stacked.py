@@ -48,7 +48,7 @@ class StackedModel(FlatModel):
         self.grad = torch.empty_like(self.theta)  # every backward pass writes all of it
         self.count, self.folds = count, folds
         self._channels_last = False  # grouped convolutions, which `torch.vmap` makes, gain nothing from it
-        self._dropout = RowDropout(generators)
+        self._dropout = RowDropout(generators, model._channels_last)
         self._inside: dict[str, Tensor] | None = None
         self._drops = False
         self._first: StackedModel | None = None
@@ -165,9 +165,9 @@ class StackedModel(FlatModel):
 class RowDropout(TorchFunctionMode):
     """While active, dropout inside `StackedModel.each` draws each client's mask from the client's own generator."""
 
-    def __init__(self, generators: Callable[[], list[torch.Generator]]) -> None:
+    def __init__(self, generators: Callable[[], list[torch.Generator]], channels_last: bool = False) -> None:
         super().__init__()
-        self._make, self._made = generators, list[torch.Generator]()
+        self._make, self._made, self._channels_last = generators, list[torch.Generator](), channels_last
 
     @property
     def used(self) -> bool:
@@ -184,7 +184,7 @@ class RowDropout(TorchFunctionMode):
         if not training or p == 0:
             return input
         self._made = self._made or self._make()
-        dropped: Tensor = MaskedRows.apply(input, self._made, p)  # type: ignore[no-untyped-call]
+        dropped: Tensor = MaskedRows.apply(input, self._made, p, self._channels_last)  # type: ignore[no-untyped-call]
         return dropped
 
 
@@ -192,7 +192,7 @@ class MaskedRows(torch.autograd.Function):
     """Dropout of a batch of inputs, one generator per row: the draws that `F.dropout` makes of a single one."""
 
     @staticmethod
-    def forward(input: Tensor, generators: list[torch.Generator], p: float) -> Tensor:
+    def forward(input: Tensor, generators: list[torch.Generator], p: float, channels_last: bool) -> Tensor:
         """Never called: `each` always vectorises."""
         raise NotImplementedError
 
@@ -202,7 +202,12 @@ class MaskedRows(torch.autograd.Function):
 
     @staticmethod
     def vmap(
-        info: Any, places: tuple[Any, ...], input: Tensor, generators: list[torch.Generator], p: float
+        info: Any,
+        places: tuple[Any, ...],
+        input: Tensor,
+        generators: list[torch.Generator],
+        p: float,
+        channels_last: bool,
     ) -> tuple[Tensor, int]:
         """The rows, each with its own mask."""
-        return masked(input.movedim(places[0], 0), generators, p), 0
+        return masked(input.movedim(places[0], 0), generators, p, channels_last), 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from fedflat.data import Federation
 from fedflat.engine.assembly import make_setup
 from fedflat.engine.backends.serial import Serial
 from fedflat.engine.round_loop import RoundLoop
-from fedflat.engine.setup import Broadcast, Job, fresh_server
+from fedflat.engine.setup import Broadcast, Jobs, fresh_server
 from fedflat.experiment import Experiment
 from fedflat.runs.store import ClientStore
 
@@ -122,7 +122,7 @@ class Probe(Serial):
         loop.run_round()
         return self.seen
 
-    def run(self, broadcast: Broadcast, jobs: Iterable[Job]) -> Iterator[Updates]:
+    def run(self, broadcast: Broadcast, jobs: Jobs) -> Iterator[Updates]:
         """See `Backend.run`."""
         model, seen = self.setup.model, self.seen
         theta, saved = watched(broadcast.theta, seen), Saved(but=model.theta)

@@ -181,19 +181,13 @@ class Federation:
         return self._wrapped[client]
 
     def pool(self) -> None:
-        """Copy tensors of many clients into one memory, unless that would take much; batches of several are then quick.
-
-        Clients of one data set that was divided share its memory anyway.
-        """
+        """Copy tensors of many small clients into one memory, so that batches of several are quick."""
         if isinstance(self._train, (list, tuple)) and 1 < len(self) <= POOLED >> 8:
             self._pool = pooled([self._own_samples(client) for client in range(len(self))], POOLED)
             self._wrapped.update(enumerate(self._pool or ()))
 
     def joint(self, clients: Sequence[int], most: int) -> TensorSamples | None:
-        """The training data of several clients as one, one client after the other.
-
-        None where they are no tensors of one kind, or where more than `most` numbers would have to be copied.
-        """
+        """The training data of several clients, one after the other, as `samples.together` gives them."""
         made = None if self._pool is None else self._pool.joint(np.array(clients))
         return together([self.samples(client) for client in clients], most) if made is None else made
 
@@ -227,15 +221,14 @@ class Federation:
 
     def size(self, client: int) -> int:
         """Number of training samples of a client, without asking the others."""
-        if self._sizes is None and isinstance(self._train, (list, tuple)):
-            return int(self.sizes[client])  # counted once
-        return len(self.samples(client)) if self._sizes is None else int(self._sizes[client])
+        return int(self.sizes_of([client])[0])
 
     def sizes_of(self, clients: Sequence[int]) -> np.ndarray:
         """The same for several clients, int64."""
-        if isinstance(self._sizes, np.ndarray) or (self._sizes is None and isinstance(self._train, (list, tuple))):
-            return self.sizes[clients]
-        return np.fromiter(map(self.size, clients), np.int64, len(clients))
+        if isinstance(self._train if self._sizes is None else self._sizes, (list, tuple, np.ndarray)):
+            return self.sizes[clients]  # counted once
+        found = (len(self.samples(i)) if self._sizes is None else self._sizes[i] for i in clients)
+        return np.fromiter(found, np.int64, len(clients))
 
     @cached_property
     def sizes(self) -> np.ndarray:

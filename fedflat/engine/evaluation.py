@@ -27,7 +27,7 @@ from fedflat.core.views import Local, Server, Update
 from fedflat.data.several import Several
 from fedflat.engine.local_loop import LocalLoop, alike, local_view, stack_view
 from fedflat.engine.placement import explaining_memory
-from fedflat.engine.setup import Broadcast, Chunk, Job, Setup, Split
+from fedflat.engine.setup import Broadcast, Chunk, Job, Jobs, Setup, Split
 from fedflat.errors import FedflatError, RunError
 from fedflat.tasks import Metric
 
@@ -165,7 +165,7 @@ def _models(setup: Setup, broadcast: Broadcast, job: Job, test: Samples) -> Iter
             yield "personal", adapted
 
 
-def evaluate_together(setup: Setup, broadcast: Broadcast, jobs: Sequence[Job]) -> Updates:
+def evaluate_together(setup: Setup, broadcast: Broadcast, jobs: Jobs) -> Updates:
     """`evaluate_client` of several clients: those with small test sets share their forward passes."""
     start, found = time.perf_counter(), dict[int, State]()
     tests = {job.client: setup.federation.client_test(job.client) for job in jobs}
@@ -208,7 +208,7 @@ def _stacked_models(
         yield "personal", [job for job, _ in models], torch.stack([theta for _, theta in models])
     adapts = method.owner("adapt").adapts
     asked = [j for j in jobs if j.client >= setup.clients or adapts or (private.splits and Private.KEY not in j.states)]
-    for group in alike(setup, asked):
+    for group in alike(setup, Jobs.of(asked)):
         theta = _adapted(setup, broadcast, group)
         yield "adapted", group, theta
         seen = [i for i, job in enumerate(group) if adapts and job.client < setup.clients]
@@ -216,13 +216,13 @@ def _stacked_models(
             yield "personal", [group[i] for i in seen], theta[seen]
 
 
-def _adapted(setup: Setup, broadcast: Broadcast, jobs: Sequence[Job]) -> Tensor:
+def _adapted(setup: Setup, broadcast: Broadcast, jobs: Jobs) -> Tensor:
     """The weights that `_adapt` makes for clients that are alike, one row each."""
     if len(jobs) == 1:
         setup.seed_global("examine", broadcast.round, jobs[0].client)
         _adapt(setup, broadcast, jobs[0])
         return setup.model.theta.clone().unsqueeze(0)
-    samples = Several(setup.federation, [job.client for job in jobs])
+    samples = Several(setup.federation, jobs.clients)
     local = stack_view(setup, broadcast, jobs, samples, "examine")
     setup.model.module.train()
     _fitted(setup, local, samples)

@@ -26,7 +26,7 @@ from fedflat.engine.faults import check_states, vector_like
 from fedflat.engine.local_loop import LocalLoop, alike, local_view, stack_view
 from fedflat.engine.placement import explaining_memory
 from fedflat.engine.preparing import prepared
-from fedflat.engine.setup import Broadcast, Job, Setup
+from fedflat.engine.setup import Broadcast, Job, Jobs, Setup
 from fedflat.engine.terms import each_row, estimated_terms, stacked_terms, training_terms
 from fedflat.errors import ClientError, DataError, InputError, RunError
 
@@ -45,22 +45,22 @@ class Kind(NamedTuple):
 
     work: Callable[[Setup, Broadcast, Job], Update]
     terms: Callable[[Setup, Sequence[Update]], Summable | None]
-    together: Callable[[Setup, Broadcast, Sequence[Job]], Updates] | None = None
+    together: Callable[[Setup, Broadcast, Jobs], Updates] | None = None
     trains: bool = False
 
 
-def run_jobs(setup: Setup, broadcast: Broadcast, jobs: Sequence[Job]) -> Updates:
+def run_jobs(setup: Setup, broadcast: Broadcast, jobs: Jobs) -> Updates:
     """Do the jobs of clients, all of one kind.
 
     If clients are stacked, the result depends on which ones are given together.
     """
     with explaining_memory(setup, f"{named(jobs)} in round {broadcast.round}"):
         if setup.device != CPU:
-            broadcast, jobs = broadcast.on(setup.device), [job.on(setup.device) for job in jobs]
+            broadcast, jobs = broadcast.on(setup.device), jobs.on(setup.device)
         return _unseeded(setup, broadcast, jobs) or _done(setup, broadcast, jobs)
 
 
-def _unseeded(setup: Setup, broadcast: Broadcast, jobs: Sequence[Job]) -> Updates | None:
+def _unseeded(setup: Setup, broadcast: Broadcast, jobs: Jobs) -> Updates | None:
     """The jobs done without seeds for the global generators, which most clients never use.
 
     If anything has drawn from these generators, the result does not count and is None: now it is known that they must
@@ -80,22 +80,22 @@ def _unseeded(setup: Setup, broadcast: Broadcast, jobs: Sequence[Job]) -> Update
     return None if setup.draws else updates
 
 
-def _done(setup: Setup, broadcast: Broadcast, jobs: Sequence[Job]) -> Updates:
-    kind = JOBS[jobs[0].kind]
+def _done(setup: Setup, broadcast: Broadcast, jobs: Jobs) -> Updates:
+    kind = JOBS[jobs.kind]
     if setup.stack > 1 and len(jobs) > 1 and kind.together is not None:
         return kind.together(setup, broadcast, jobs)
     return _one_by_one(kind, setup, broadcast, jobs)
 
 
-def _one_by_one(kind: Kind, setup: Setup, broadcast: Broadcast, jobs: Sequence[Job]) -> Updates:
-    with prepared(setup, broadcast.round, [job.client for job in jobs] if kind.trains else ()):
+def _one_by_one(kind: Kind, setup: Setup, broadcast: Broadcast, jobs: Jobs) -> Updates:
+    with prepared(setup, broadcast.round, jobs.clients if kind.trains else ()):
         updates = [kind.work(setup, broadcast, job).hosted() for job in jobs]
     return Updates.of(updates, kind.terms(setup, updates))
 
 
-def named(jobs: Sequence[Job]) -> str:
+def named(jobs: Jobs) -> str:
     """The clients of jobs, for messages; the first of many."""
-    shown = ", ".join(str(job.client) for job in jobs[:NAMED])
+    shown = ", ".join(map(str, jobs.clients[:NAMED]))
     more = f" and {len(jobs) - NAMED} more" if len(jobs) > NAMED else ""
     return ("client " if len(jobs) == 1 else "clients ") + shown + more
 
@@ -118,7 +118,7 @@ def train(setup: Setup, broadcast: Broadcast, job: Job) -> Update:
         raise ClientError(broadcast.round, job.client, step, traceback.format_exc()) from error
 
 
-def train_together(setup: Setup, broadcast: Broadcast, jobs: Sequence[Job]) -> Updates:
+def train_together(setup: Setup, broadcast: Broadcast, jobs: Jobs) -> Updates:
     """Run the rounds of several clients, in lockstep where they are alike."""
     groups = alike(setup, jobs)
     if len(groups) == 1:
@@ -126,17 +126,17 @@ def train_together(setup: Setup, broadcast: Broadcast, jobs: Sequence[Job]) -> U
     made = [train_stack(setup, broadcast, group) for group in groups]
     by_client = {update.client: update for updates in made for update in updates}
     place, total = {updates.numbers["client"][0]: updates.terms for updates in made}, TreeSum[Summable]()
-    for job in jobs:
-        total.add(place.get(job.client))
-    return Updates.of([by_client[job.client] for job in jobs], total.result() if total else None)
+    for client in jobs.clients:
+        total.add(place.get(client))
+    return Updates.of([by_client[client] for client in jobs.clients], total.result() if total else None)
 
 
-def train_stack(setup: Setup, broadcast: Broadcast, jobs: Sequence[Job]) -> Updates:
+def train_stack(setup: Setup, broadcast: Broadcast, jobs: Jobs) -> Updates:
     """Run the rounds of clients that are alike in lockstep."""
     if len(jobs) == 1:
         return _one_by_one(JOBS["train"], setup, broadcast, jobs)
     try:
-        samples = Several(setup.federation, [job.client for job in jobs])
+        samples = Several(setup.federation, jobs.clients)
         local = stack_view(setup, broadcast, jobs, samples, "model")
         return _updates(setup, jobs, local, _trained(setup, broadcast, local, samples))
     except DataError:
@@ -194,12 +194,12 @@ def _update(job: Job, local: Local, made: _Trained) -> Update:
     return update
 
 
-def _updates(setup: Setup, jobs: Sequence[Job], local: Local, made: _Trained) -> Updates:
+def _updates(setup: Setup, jobs: Jobs, local: Local, made: _Trained) -> Updates:
     """What the clients of a stack return."""
     sent, states = moved(local.sent, CPU), moved(local.states, CPU)
     delta, buffers, counters = (hosted(t) for t in (made.delta, local.model.buffers, local.model.counters))
     numbers = np.zeros(len(jobs), NUMBERS)
-    numbers["client"], numbers["weight"] = local.numbers, [job.weight for job in jobs]
+    numbers["client"], numbers["weight"] = jobs.clients, jobs.weights
     numbers["loss"], numbers["seconds"] = made.losses, made.seconds / len(jobs)
     for name in ("samples", "steps", "weighted_steps"):
         numbers[name] = hosted(getattr(local, name)).flatten().numpy()

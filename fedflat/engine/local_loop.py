@@ -28,7 +28,7 @@ from fedflat.core.views import Batch, Local
 from fedflat.data.several import Several
 from fedflat.engine.full_passes import FullPasses
 from fedflat.engine.minibatches import Pair, lockstep, minibatches, pieces, planned_steps
-from fedflat.engine.setup import Broadcast, Job, Setup
+from fedflat.engine.setup import Broadcast, Job, Jobs, Setup
 from fedflat.errors import InputError
 from fedflat.tasks.losses import row_losses
 
@@ -56,41 +56,42 @@ def local_view(setup: Setup, broadcast: Broadcast, job: Job, origin: Tensor, sam
     )
 
 
-def stack_view(setup: Setup, broadcast: Broadcast, jobs: Sequence[Job], samples: Several, purpose: str) -> Stack:
+def stack_view(setup: Setup, broadcast: Broadcast, jobs: Jobs, samples: Several, purpose: str) -> Stack:
     """The rounds of several clients that are `alike`, before the first step; `purpose` names the streams of dropout."""
     setup.load(broadcast)
     seed, private = setup.experiment.seed, setup.private
 
     def generators() -> list[torch.Generator]:
-        return [streams.global_generator(seed, purpose, broadcast.round, job.client) for job in jobs]
+        return [streams.global_generator(seed, purpose, broadcast.round, client) for client in jobs.clients]
 
     model = StackedModel(setup.model, generators, len(jobs), setup.folds)
-    if jobs[0].theta is not None:
-        model.theta.copy_(torch.stack([job.theta for job in jobs if job.theta is not None]))
-    states = stacked_states([job.states for job in jobs])
+    thetas = [] if jobs.plain else [job.theta for job in jobs if job.theta is not None]
+    if thetas:
+        model.theta.copy_(torch.stack(thetas))
+    states = {} if jobs.plain else stacked_states([job.states for job in jobs])
     if private:
         private.load(model, states.get(Private.KEY, {}))
-    own, sizes = bool(private) or jobs[0].theta is not None, samples.sizes
+    own, sizes = bool(private) or bool(thetas), samples.sizes
 
     def member(place: int) -> Local:
         return local_view(setup, broadcast, jobs[place], broadcast.theta, sizes[place])
 
-    return Stack(model, [job.client for job in jobs], sizes, states, member, None if own else broadcast.theta)
+    return Stack(model, jobs.clients, sizes, states, member, None if own else broadcast.theta)
 
 
-def alike(setup: Setup, jobs: Sequence[Job]) -> list[list[Job]]:
+def alike(setup: Setup, jobs: Jobs) -> list[Jobs]:
     """Jobs of clients that can be stacked: they keep states of the same names and shapes.
 
     Where shorter minibatches cannot be filled up, they have the same number of samples as well.
     """
-    if setup.pads and not any(job.states or job.theta is not None for job in jobs):
-        return [list(jobs)]
+    if setup.pads and jobs.plain:
+        return [jobs] if len(jobs) else []
     groups: dict[object, list[Job]] = {}
     for job in jobs:
         kept = [(part, name, tuple(t.shape)) for part, state in job.states.items() for name, t in state.items()]
         size = 0 if setup.pads else setup.federation.size(job.client)
         groups.setdefault((size, job.theta is None, *sorted(kept)), []).append(job)
-    return list(groups.values())
+    return [Jobs.of(group) for group in groups.values()]
 
 
 PLAIN = Part()  # its gradient is that of the loss

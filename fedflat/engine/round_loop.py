@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from itertools import chain, repeat
+from itertools import chain
 from typing import Protocol
 
 import numpy as np
@@ -36,7 +36,7 @@ from fedflat.engine.evaluation import (
     summary,
 )
 from fedflat.engine.faults import check_states
-from fedflat.engine.setup import Broadcast, Job, Setup
+from fedflat.engine.setup import Broadcast, Jobs, Setup
 from fedflat.engine.soundness import Snapshot, check_sound, suspect
 from fedflat.engine.tally import Tally, told
 from fedflat.engine.terms import BUFFERS, DELTA
@@ -100,7 +100,8 @@ class RoundLoop:
         server, rows = self.server, list[Row]()
         seen = self._draw.seen()
         broadcast = replace(self.evaluated(), received=self._broadcast().received)  # adaptation may need it
-        jobs = self._jobs(range(len(self.setup.federation)), "evaluate")
+        everybody = range(len(self.setup.federation))
+        jobs = self._jobs(everybody, "evaluate", [0.0] * len(everybody))
         for update in chain.from_iterable(self.backend.run(broadcast, jobs)):
             found = scores(update)
             if not found:
@@ -201,15 +202,17 @@ class RoundLoop:
         return Broadcast(server.round, server.lr, server.origin, server.buffers, server.counters, received)
 
     def _updates(self, broadcast: Broadcast, clients: list[int]) -> Iterator[Updates]:
-        sizes = [1] * len(clients) if self.setup.uniform else self.setup.federation.sizes_of(clients).tolist()
-        total = sum(sizes)
-        return self.backend.run(broadcast, self._jobs(clients, "train", (size / total for size in sizes)))
+        sizes = np.ones(len(clients)) if self.setup.uniform else self.setup.federation.sizes_of(clients)
+        return self.backend.run(broadcast, self._jobs(clients, "train", (sizes / sizes.sum()).tolist()))
 
-    def _jobs(self, clients: Iterable[int], kind: str, weights: Iterable[float] = repeat(0.0)) -> Iterator[Job]:
-        owners, kept = self.setup.method.filling("generate"), bool(len(self.store))
-        for client, weight in zip(clients, weights, strict=False):
-            theta = owners[0].generate(self.server, client) if owners else None
-            yield Job(client, kind, weight, self.store.get(client) if kept else {}, theta)
+    def _jobs(self, clients: Sequence[int], kind: str, weights: Sequence[float]) -> Jobs:
+        owners, keep = self.setup.method.filling("generate"), len(self.store) > 0
+
+        def own(client: int) -> tuple[Mapping[str, State], Tensor | None]:
+            states = self.store.get(client) if keep else {}
+            return states, owners[0].generate(self.server, client) if owners else None
+
+        return Jobs(kind, clients, weights, own if keep or owners else None)
 
     def _tallied(self, blocks: Iterator[Updates], tally: Tally, sums: TreeSum[Summable]) -> Iterator[Updates]:
         """Yield the updates, and sum their terms, numbers and states on the way."""
@@ -331,7 +334,7 @@ class RoundLoop:
         """Estimate BatchNorm's statistics for the evaluated weights, over evenly spaced clients."""
         clients = np.unique(np.linspace(0, self.setup.clients - 1, RECOMPUTE_CLIENTS).astype(int)).tolist()
         sums, counters, samples = TreeSum[Summable](), self.server.counters, 0
-        for updates in self.backend.run(broadcast, (Job(i, "estimate") for i in clients)):
+        for updates in self.backend.run(broadcast, Jobs("estimate", clients, [0.0] * len(clients))):
             sums.add(updates.terms, len(updates))
             samples += int(updates.numbers["samples"].sum())
             for update in updates.usable:

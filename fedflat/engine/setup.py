@@ -1,13 +1,13 @@
-"""What every worker holds for a whole run (`Setup`), and what it is given for one client (`Broadcast` and `Job`)."""
+"""What every worker holds for a whole run (`Setup`), and what it is given for clients (`Broadcast` and `Jobs`)."""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import numpy as np
 import torch
@@ -71,6 +71,68 @@ class Job:
         """The same on a device."""
         theta = None if self.theta is None else on(self.theta, device)
         return replace(self, states=moved(self.states, device), theta=theta)
+
+
+Own = Callable[[int], tuple[Mapping[str, State], Tensor | None]]
+"""What a client has of its own: states and weights, as in `Job`."""
+
+
+class Jobs(Sequence[Job]):
+    """Jobs of one kind. Most clients are given nothing but a number and a weight, and then no `Job` is made.
+
+    Args:
+        kind: See `Job`.
+        clients: The clients.
+        weights: Their weights.
+        own: What a client has of its own, asked for once when a block of jobs is made; None: nobody has anything.
+    """
+
+    def __init__(self, kind: str, clients: Sequence[int], weights: Sequence[float], own: Own | None = None) -> None:
+        self.kind, self.clients, self.weights = kind, clients, weights
+        self._own = own
+
+    @classmethod
+    def of(cls, jobs: Sequence[Job]) -> Jobs:
+        """Jobs that are there."""
+        if isinstance(jobs, Jobs):
+            return jobs
+        own = {job.client: (job.states, job.theta) for job in jobs}
+        some = any(job.states or job.theta is not None for job in jobs)
+        columns = [job.client for job in jobs], [job.weight for job in jobs]
+        return cls(jobs[0].kind if jobs else "", *columns, own.__getitem__ if some else None)
+
+    @property
+    def plain(self) -> bool:
+        """Whether no client has anything of its own."""
+        return self._own is None
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    @overload
+    def __getitem__(self, place: int) -> Job: ...
+    @overload
+    def __getitem__(self, place: slice) -> Jobs: ...
+    def __getitem__(self, place: int | slice) -> Job | Jobs:
+        if isinstance(place, slice):
+            return Jobs(self.kind, self.clients[place], self.weights[place], self._own)
+        client = self.clients[place]
+        states, theta = ({}, None) if self._own is None else self._own(client)
+        return Job(client, self.kind, self.weights[place], states, theta)
+
+    def blocks(self, size: int) -> Iterator[Jobs]:
+        """Consecutive jobs, `size` at a time, with what their clients have of their own.
+
+        >>> [block.clients for block in Jobs("train", [4, 2, 9], [0.5, 0.3, 0.2]).blocks(2)]
+        [[4, 2], [9]]
+        """
+        for start in range(0, len(self), size):
+            block = self[start : start + size]
+            yield block if block.plain else Jobs.of(list(block))
+
+    def on(self, device: torch.device) -> Jobs:
+        """The same on a device."""
+        return self if self.plain else Jobs.of([job.on(device) for job in self])
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from fedflat.core.stacked import StackedModel
 from fedflat.engine.drawing import Drawing
 from fedflat.engine.jobs import run_jobs
 from fedflat.engine.placement import fork_hindrance, processes
-from fedflat.engine.setup import Broadcast, Job, Setup, fresh_server
+from fedflat.engine.setup import Broadcast, Jobs, Setup, fresh_server
 from fedflat.tasks.losses import row_losses
 
 log = logging.getLogger(__name__)
@@ -217,7 +217,7 @@ def _seconds(setup: Setup, broadcast: Broadcast, clients: list[int]) -> float:
     """Seconds per client of the fastest of some repetitions, after one that is not counted."""
     spent, start = math.inf, time.perf_counter()
     for repeat in range(REPEATS):
-        jobs, now = [Job(client, weight=1.0) for client in clients], time.perf_counter()
+        jobs, now = Jobs("train", clients, [1.0] * len(clients)), time.perf_counter()
         run_jobs(setup, broadcast, jobs)
         spent = min(spent, time.perf_counter() - now if repeat else math.inf)
         if repeat and time.perf_counter() - start > SECONDS:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
@@ -16,7 +16,7 @@ from fedflat.core.views import Update
 from fedflat.engine.backends.serial import Serial
 from fedflat.engine.evaluation import KEY, figures, scores
 from fedflat.engine.jobs import JOBS
-from fedflat.engine.setup import Broadcast, Chunk, Job, Setup
+from fedflat.engine.setup import Broadcast, Chunk, Job, Jobs, Setup
 from fedflat.errors import InputError, RunError
 from fedflat.flower.dry_run import dry_run
 from fedflat.flower.members import Members
@@ -46,7 +46,7 @@ class Flower:
         self._outliers = Outliers()
         self._expected: dict[str, Expected] = {"evaluate": Expected(evaluated_form(setup.sum_shapes))}
 
-    def run(self, broadcast: Broadcast, jobs: Iterable[Job]) -> Iterator[Updates]:
+    def run(self, broadcast: Broadcast, jobs: Jobs) -> Iterator[Updates]:
         """See `Backend.run`. Where clients do something else than train, those that do not answer are left out."""
         asked = [job for job in jobs if job.kind != "evaluate" or self.members.data[job.client].tests]
         if not asked:

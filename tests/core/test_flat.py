@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedflat import FlatModel
+from fedflat.core.flat import channels_last
 from fedflat.core.rows import unit
 from fedflat.errors import InputError
 
@@ -226,3 +227,13 @@ def test_captured_features_are_the_named_modules_output() -> None:
 def test_unit_has_length_one_and_zero_stays_zero() -> None:
     assert torch.allclose(unit(torch.tensor([3.0, 4.0])), torch.tensor([0.6, 0.8]))
     assert torch.equal(unit(torch.zeros(3)), torch.zeros(3))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_images_are_computed_channels_last(channels: int) -> None:
+    """Grey ones as well, whose memory is the same in both layouts: a convolution must be told by the strides."""
+    x, layer = torch.randn(4, channels, 6, 5), nn.Conv2d(channels, 8, 3)
+    made = layer(channels_last(x))
+    assert torch.equal(channels_last(x), x)
+    assert made.is_contiguous(memory_format=torch.channels_last) and not made.is_contiguous()
+    torch.testing.assert_close(made, layer(x))

@@ -149,3 +149,18 @@ def test_losses_of_rows_are_those_of_each_row(criterion: Any, heads: int) -> Non
     for i, row in enumerate(rows):
         own = output[i] if heads == 1 else (output[i], output[i] ** 2)
         torch.testing.assert_close(row, criterion(own, target[i]), rtol=1e-12, atol=1e-12)
+
+
+def test_the_model_of_the_first_clients_has_their_rows() -> None:
+    """As if the others were not there: their gradients stay as they are."""
+    x, y = inputs()
+    whole, other = (stacked(FOLDING["mlp"], folds=True) for _ in range(2))
+    losses = row_losses(F.cross_entropy)(whole(x), y)
+    whole.backpropagate(losses)
+    before, two = other.grad[2].clone(), other.first(2)
+    some = row_losses(F.cross_entropy)(two(x[:2]), y[:2])
+    two.backpropagate(some)
+    torch.testing.assert_close(some, losses[:2])
+    torch.testing.assert_close(other.grad[:2], whole.grad[:2])
+    assert torch.equal(other.grad[2], before)
+    assert other.first(3) is other

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from fedflat import Experiment
+from fedflat import Experiment, Federation
 from fedflat.core import streams
 from fedflat.core.samples import IGNORED
 from fedflat.data.preprocess import Preprocess
 from fedflat.data.samples import TensorSamples
+from fedflat.data.several import Several
 from fedflat.engine.minibatches import lockstep, minibatches, planned_steps
 
 
@@ -21,23 +22,27 @@ def view(experiment: Experiment, *clients: int) -> Any:
     return SimpleNamespace(experiment=experiment, round=3, client=clients[0], numbers=clients, theta=theta)
 
 
-def clients(pool: bool) -> list[TensorSamples]:
+def clients(kind: str) -> Federation:
     x, y = torch.arange(40.0).view(40, 1), torch.arange(40)
     parts = torch.arange(40).split([13, 4, 9, 1, 13])
-    return [TensorSamples(x, y, part) if pool else TensorSamples(x[part], y[part]) for part in parts]
+    one = kind == "one pool"
+    found = Federation([TensorSamples(x, y, part) if one else TensorSamples(x[part], y[part]) for part in parts])
+    if kind == "copied into one":
+        found.pool()
+    return found
 
 
-@pytest.mark.parametrize("pool", [True, False], ids=["one pool", "tensors of their own"])
+@pytest.mark.parametrize("kind", ["one pool", "tensors of their own", "copied into one"])
 @pytest.mark.parametrize(
     ("batch_size", "epochs", "steps", "drop_last"),
     [(4, 1, None, False), (5, 3, None, False), (0, 2, None, False), (1, 2, None, True), (4, 1, 7, False)],
 )
 def test_a_stack_has_the_minibatches_of_its_clients(
-    pool: bool, batch_size: int, epochs: int, steps: int | None, drop_last: bool
+    kind: str, batch_size: int, epochs: int, steps: int | None, drop_last: bool
 ) -> None:
     """Ragged sizes, several epochs, more steps than minibatches. A client that has finished repeats its last one."""
     experiment = Experiment(batch_size=batch_size, local_epochs=epochs, local_steps=steps, drop_last=drop_last)
-    data, preprocess = clients(pool), Preprocess()
+    data, preprocess = Several(clients(kind), range(5)), Preprocess()
     planned = [planned_steps(experiment, len(own), None, None) for own in data]
     federation, model = SimpleNamespace(preprocess=preprocess), SimpleNamespace(theta=torch.zeros(1))
     setup: Any = SimpleNamespace(experiment=experiment, federation=federation, model=model)
@@ -56,7 +61,8 @@ def test_a_stack_has_the_minibatches_of_its_clients(
 
 
 def test_augmented_data_are_left_to_the_clients_own_streams() -> None:
-    samples = [TensorSamples(torch.zeros(6, 3, 8, 8, dtype=torch.uint8), torch.zeros(6, dtype=torch.int64))] * 2
+    x, y = torch.zeros(6, 3, 8, 8, dtype=torch.uint8), torch.zeros(6, dtype=torch.int64)
+    samples = Several(Federation([(x, y)] * 2), range(2))
     local = view(Experiment(batch_size=3), 0, 1)
     assert lockstep(local, samples, [2, 2], Preprocess(flip=0.5)) is None
     assert lockstep(local, samples, [2, 2], Preprocess()) is not None

@@ -315,6 +315,18 @@ def test_rows_are_summed_along_the_same_tree(count: int, data: st.DataObject) ->
     assert sum_of_rows(rows).numpy().tobytes() == apart.numpy().tobytes()
 
 
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=12))
+@settings(deadline=None, max_examples=100)
+def test_a_term_that_takes_several_positions_is_the_first_of_them(sizes: list[int]) -> None:
+    """Blocks of any size at any place, as those of stacked clients."""
+    terms = torch.randn(len(sizes), 3, generator=torch.Generator().manual_seed(len(sizes)))
+    apart, at_once = list[Tensor | None](), TreeSum[Tensor]()
+    for row, size in zip(terms, sizes, strict=True):
+        apart += [row, *[None] * (size - 1)]
+        at_once.add(row.clone(), size)
+    assert torch.equal(at_once.result(), tree_sum(apart))
+
+
 def test_tree_sum_holds_few_terms() -> None:
     total = TreeSum()
     for _ in range(1000):

@@ -110,6 +110,14 @@ def test_clients_are_evaluated_together_with_the_results_of_one_by_one(method: s
     assert pooled.evaluations == stacked.evaluations
 
 
+@pytest.mark.parametrize("method", ["fedavg", "ditto"])
+def test_clients_are_not_evaluated_one_by_one(method: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("DEBUG", "fedflat.engine.evaluation"):
+        run = trained(method, 4, evaluate_clients=1)
+    assert run.evaluations
+    assert "stacked evaluation failed" not in caplog.text
+
+
 def test_dropout_draws_from_each_clients_own_stream() -> None:
     """So the masks, and the results, are those of the clients one by one, also where sizes differ."""
     torch.manual_seed(0)

@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from fedflat.core.scores import Score
 from fedflat.core.tensors import State, States
 from fedflat.core.updates import Updates
-from fedflat.engine.setup import Broadcast, Chunk, Job
-
-
-def blocks(jobs: Iterable[Job], size: int) -> Iterator[list[Job]]:
-    """Consecutive jobs, `size` at a time.
-
-    >>> [len(block) for block in blocks([Job(i) for i in range(5)], 2)]
-    [2, 2, 1]
-    """
-    jobs = iter(jobs)
-    while block := list(islice(jobs, size)):
-        yield block
+from fedflat.engine.setup import Broadcast, Chunk, Jobs
 
 
 class Backend(Protocol):
     """Runs clients. Results come in the order of the jobs, on any number of workers."""
 
-    def run(self, broadcast: Broadcast, jobs: Iterable[Job]) -> Iterator[Updates]:
+    def run(self, broadcast: Broadcast, jobs: Jobs) -> Iterator[Updates]:
         """Do the jobs; `Updates.of([update], terms)` makes what is returned of the update of a single client.
 
         The `states` of updates are valid only until the next updates are taken. Terms of consecutive clients may be

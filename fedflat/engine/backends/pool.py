@@ -7,9 +7,9 @@ memory, and only a few small numbers through pipes.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache, partial
-from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -22,11 +22,10 @@ from fedflat.core.shared_memory import Contents, SharedTensors
 from fedflat.core.sums import Terms
 from fedflat.core.tensors import copied, flatten, nest
 from fedflat.core.updates import Updates
-from fedflat.engine.backends.base import blocks
 from fedflat.engine.evaluation import score_chunk
 from fedflat.engine.jobs import named, run_jobs
 from fedflat.engine.placement import placed, processes
-from fedflat.engine.setup import Broadcast, Chunk, Job, Setup
+from fedflat.engine.setup import Broadcast, Chunk, Jobs, Setup
 from fedflat.errors import InputError, RunError
 
 OWN = ""  # beside the names of parts: the weights that only this client receives
@@ -57,7 +56,7 @@ class Pool:
 
         self._scheduler = Scheduler(count, start, wait_for, limit=len(self._slots))
 
-    def run(self, broadcast: Broadcast, jobs: Iterable[Job]) -> Iterator[Updates]:
+    def run(self, broadcast: Broadcast, jobs: Jobs) -> Iterator[Updates]:
         """See `Backend.run`."""
         sent, free = self._write(broadcast), deque(range(len(self._slots)))
 
@@ -66,23 +65,21 @@ class Pool:
                 slot = free.popleft()
                 states = self._slots[slot].states.write(_packed_jobs(block))
                 what = f"{named(block)} in round {broadcast.round}"
-                plain = [(job.client, job.weight) for job in block]
-                yield Call(what, ("run", sent, slot, block[0].kind, plain, states))
+                yield Call(what, ("run", sent, slot, (block.kind, block.clients, block.weights), states))
 
         for call in self._run(calls()):
             slot, plain, contents = call.reply
             yield _unpacked(self._slots[slot].update.read(contents), *plain)
             free.append(slot)
 
-    def _blocks(self, jobs: Iterable[Job]) -> Iterator[list[Job]]:
+    def _blocks(self, jobs: Jobs) -> Iterator[Jobs]:
         """The jobs that travel together: a stack of clients, or so many small ones that every worker gets its share."""
-        size, jobs = self._setup.block, iter(jobs)
+        size, share = self._setup.block, 1
         if self._setup.stack > 1 or size == 1:
-            return blocks(jobs, size)
-        ahead, share = list(islice(jobs, SHARES * self._count * size)), 1
-        while 2 * share * SHARES * self._count <= len(ahead):
+            return jobs.blocks(size)
+        while 2 * share * SHARES * self._count <= len(jobs):
             share *= 2
-        return blocks(chain(ahead, jobs), min(share, size))
+        return jobs.blocks(min(share, size))
 
     def evaluate(self, broadcast: Broadcast, chunks: Sequence[Chunk]) -> list[Score]:
         """See `Backend.evaluate`."""
@@ -119,8 +116,8 @@ def _answer(setup: Setup, shared: SharedTensors, slots: list[Slot], request: Any
     if kind == "score":
         setup.load(broadcast)
         return score_chunk(setup, rest[0])
-    slot, job_kind, plain, states = rest
-    jobs = _unpacked_jobs(job_kind, plain, slots[slot].states.read(states))
+    slot, plain, states = rest
+    jobs = _unpacked_jobs(plain, slots[slot].states.read(states))
     updates = run_jobs(setup, broadcast, jobs)
     metrics = {place: own["metrics"] for place, own in updates.own.items() if "metrics" in own}
     contents = slots[slot].update.write(_packed(updates))
@@ -130,23 +127,25 @@ def _answer(setup: Setup, shared: SharedTensors, slots: list[Slot], request: Any
 # ---- what is in shared memory: tensors by joined names, those of a client after its position in the block ----
 
 
-def _packed_jobs(block: list[Job]) -> dict[str, Tensor]:
+def _packed_jobs(block: Jobs) -> dict[str, Tensor]:
     """The tensors of jobs."""
+    if block.plain:
+        return {}
     own = {str(i): {OWN: {"theta": job.theta}} for i, job in enumerate(block) if job.theta is not None}
     return flatten({str(i): {**own.get(str(i), {}), **job.states} for i, job in enumerate(block) if own or job.states})
 
 
-def _unpacked_jobs(kind: str, plain: list[tuple[int, float]], tensors: dict[str, Tensor]) -> list[Job]:
+def _unpacked_jobs(plain: tuple[str, list[int], list[float]], tensors: dict[str, Tensor]) -> Jobs:
     """The inverse of `_packed_jobs`; the tensors are views."""
+    jobs = Jobs(*plain)
     if not tensors:
-        return [Job(client, kind, weight) for client, weight in plain]
-    nested = nest(tensors, 3)
-    jobs = []
-    for i, (client, weight) in enumerate(plain):
-        states = nested.get(str(i), {})
+        return jobs
+    nested, found = nest(tensors, 3), []
+    for place, job in enumerate(jobs):
+        states = nested.get(str(place), {})
         theta = states.pop(OWN, {}).get("theta")
-        jobs.append(Job(client, kind, weight, states, theta))
-    return jobs
+        found.append(replace(job, states=states, theta=theta))
+    return Jobs.of(found)
 
 
 def _packed(updates: Updates) -> dict[str, Tensor]:

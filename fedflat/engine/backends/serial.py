@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import cycle
 
 from fedflat.core import streams
 from fedflat.core.scores import Score
 from fedflat.core.updates import Updates
-from fedflat.engine.backends.base import blocks
 from fedflat.engine.evaluation import score_chunk
 from fedflat.engine.jobs import run_jobs
 from fedflat.engine.placement import placed
-from fedflat.engine.setup import Broadcast, Chunk, Job, Setup
+from fedflat.engine.setup import Broadcast, Chunk, Jobs, Setup
 
 
 class Serial:
@@ -22,10 +21,10 @@ class Serial:
         self.setups = [placed(setup, device) for device in setup.devices]
         self.setup = self.setups[0]
 
-    def run(self, broadcast: Broadcast, jobs: Iterable[Job]) -> Iterator[Updates]:
+    def run(self, broadcast: Broadcast, jobs: Jobs) -> Iterator[Updates]:
         """See `Backend.run`."""
         with streams.preserved():
-            for block, setup in zip(blocks(jobs, self.setup.block), cycle(self.setups), strict=False):
+            for block, setup in zip(jobs.blocks(self.setup.block), cycle(self.setups), strict=False):
                 yield run_jobs(setup, broadcast, block)
 
     def evaluate(self, broadcast: Broadcast, chunks: Sequence[Chunk]) -> list[Score]:

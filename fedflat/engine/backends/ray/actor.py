@@ -17,12 +17,11 @@ from fedflat.core.scores import Score
 from fedflat.core.sums import Summable, TreeSum
 from fedflat.core.tensors import State, copied
 from fedflat.core.views import Update
-from fedflat.engine.backends.base import blocks
 from fedflat.engine.backends.ray.serialization import Packed, pack, packed_bytes, unpack
 from fedflat.engine.evaluation import score_chunk
 from fedflat.engine.jobs import run_jobs
 from fedflat.engine.placement import placed
-from fedflat.engine.setup import Chunk, Setup
+from fedflat.engine.setup import Chunk, Jobs, Setup
 from fedflat.errors import FedflatError
 
 
@@ -58,8 +57,8 @@ class Actor:
         try:
             sent = unpack(broadcast)
             given = zip(unpack(jobs), states, strict=True)
-            known = (replace(job, states={} if own is None else unpack(own, own=True)) for job, own in given)
-            for block in blocks(known, self.setup.stack):
+            known = [replace(job, states={} if own is None else unpack(own, own=True)) for job, own in given]
+            for block in Jobs.of(known).blocks(self.setup.stack):
                 made = run_jobs(self.setup, sent, block)
                 total.add(made.terms, len(made))
                 for update in made:

@@ -30,7 +30,7 @@ from fedflat.engine.backends.ray.remote import LOST, KeptStates, RemoteTerms
 from fedflat.engine.backends.ray.serialization import pack, unpack
 from fedflat.engine.backends.ray.workers import PATIENCE, RayWorker, Request, wait_for
 from fedflat.engine.jobs import named
-from fedflat.engine.setup import Broadcast, Chunk, Job, Setup
+from fedflat.engine.setup import Broadcast, Chunk, Job, Jobs, Setup
 from fedflat.errors import InputError, RunError
 
 LOOK = 16  # jobs per worker that are read before the first is sent
@@ -82,7 +82,7 @@ class Ray:
         actor, path = self._actors.remote(), [str(Path(entry).absolute()) for entry in sys.path]
         return RayWorker(actor, actor.prepare.remote(path, self._packed, self._data))
 
-    def run(self, broadcast: Broadcast, jobs: Iterable[Job]) -> Iterator[Updates]:
+    def run(self, broadcast: Broadcast, jobs: Jobs) -> Iterator[Updates]:
         """See `Backend.run`."""
         sent, under_way = ray.put(pack(broadcast)), deque[list[Job]]()
 
@@ -107,7 +107,7 @@ class Ray:
             return refs
 
         needs = [job.states for job in block if isinstance(job.states, KeptStates)]
-        return Call(named(block), Request(send, needs), sum(map(self._size, block)))
+        return Call(named(Jobs.of(block)), Request(send, needs), sum(map(self._size, block)))
 
     def _updates(self, broadcast: Any, block: list[Job], call: Call) -> Updates:
         """The updates in a worker's reply."""
