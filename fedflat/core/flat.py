@@ -103,8 +103,9 @@ class FlatModel:
         self.captured: Tensor | None = None
         self._precision = precision
         self._network: Callable[[Any], Any] = self.module
-        # float64 has no channels-last kernels.
-        self._channels_last = dtype != torch.float64 and any(isinstance(m, nn.Conv2d) for m in self.module.modules())
+        # The layout of images; None: as they come. float64 has no channels-last kernels.
+        images = dtype != torch.float64 and any(isinstance(m, nn.Conv2d) for m in self.module.modules())
+        self._layout: torch.memory_format | None = torch.channels_last if images else None
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -140,6 +141,15 @@ class FlatModel:
 
     def __call__(self, x: Any) -> Any:
         """The module's output; inputs are first converted to the model's type and the faster memory layout."""
+        try:
+            return self._output(x)
+        except RuntimeError as error:
+            if self._layout == torch.contiguous_format or "view size is not compatible" not in str(error):
+                raise
+        self._layout = torch.contiguous_format  # x.view(len(x), -1) takes no other; the first trial finds out
+        return self._output(x)
+
+    def _output(self, x: Any) -> Any:
         x = self._suited(x) if isinstance(x, Tensor) else map_inputs(self._suited, x)
         if self._precision != "bfloat16":
             return self._forward(x)
@@ -157,8 +167,8 @@ class FlatModel:
     def _suited(self, x: Any) -> Any:
         if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != self.theta.dtype:
             x = x.to(self.theta.dtype)
-        if self._channels_last and isinstance(x, Tensor) and x.dim() == 4:
-            x = channels_last(x)
+        if self._layout is not None and isinstance(x, Tensor) and x.dim() == 4:
+            x = channels_last(x) if self._layout == torch.channels_last else x.contiguous()
         return x
 
     def on(self, device: torch.device) -> FlatModel:
@@ -167,6 +177,7 @@ class FlatModel:
         model = FlatModel(self._original, dtype, **self._names, precision=precision, device=device)
         for theirs, ours in ((model.theta, self.theta), (model.buffers, self.buffers), (model.counters, self.counters)):
             theirs.copy_(ours)
+        model._layout = self._layout
         return model
 
     @property

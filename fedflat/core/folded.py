@@ -280,7 +280,8 @@ def _dropout(folding: Folding, input: Tensor, p: float = 0.5, training: bool = T
     """The draws that each client makes alone."""
     if not training or p == 0:
         return input
-    return masked(folding.rows(input), folding.generators, p, folding.channels_last).view_as(input)
+    turned = folding.channels_last and not input.is_contiguous()
+    return masked(folding.rows(input), folding.generators, p, turned).view_as(input)
 
 
 def masked(rows: Tensor, generators: list[torch.Generator], p: float, channels_last: bool = False) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -47,12 +46,13 @@ class StackedModel(FlatModel):
         )
         self.grad = torch.empty_like(self.theta)  # every backward pass writes all of it
         self.count, self.folds = count, folds
-        self._channels_last = False  # grouped convolutions, which `torch.vmap` makes, gain nothing from it
-        self._dropout = RowDropout(generators, model._channels_last)
+        self._alone = model._layout == torch.channels_last
+        self._layout = None  # grouped convolutions, which `torch.vmap` makes, gain nothing from it
+        self._dropout = RowDropout(generators, self._alone)
         self._inside: dict[str, Tensor] | None = None
         self._drops = False
         self._first: StackedModel | None = None
-        self._generators, self._alone = generators, model._channels_last
+        self._generators = generators
         self._tie()
 
     def _tie(self) -> None:
@@ -101,12 +101,16 @@ class StackedModel(FlatModel):
         if count == self.count:
             return self
         if self._first is None or self._first.count != count:
-            self._first = rows = copy.copy(self)
+            self._first, folding = None, self._folding  # nothing that refers back to this model, so that both are freed
+            rows = StackedModel.__new__(StackedModel)
+            rows.places = self.places
+            rows.__dict__.update(vars(self))
             rows.theta, rows.grad, rows.buffers, rows.counters = (
                 matrix[:count] for matrix in (self.theta, self.grad, self.buffers, self.counters)
             )
-            rows.count, rows._generators = count, lambda: self._folding.generators[:count]
+            rows.count, rows._generators = count, lambda: folding.generators[:count]
             rows._tie()
+            self._first = rows
         for own, leaf in zip(self._first._leaves.values(), self._leaves.values(), strict=True):
             own.requires_grad_(leaf.requires_grad)
         return self._first

@@ -28,7 +28,6 @@ from fedflat.data.samples import (
     is_table,
     labels_of,
     targets_at,
-    together,
 )
 from fedflat.data.tables import clients_of, columns_of
 from fedflat.errors import InputError
@@ -41,7 +40,7 @@ OWN = "own"  # the partition of data that come as clients
 FEW = 4  # samples, and clients, that are read of datasets where only a mistake is looked for
 TESTED = 1000  # samples of a test set that are read to learn the number of classes
 GLANCE = 1000  # clients of a lazy sequence that are looked at where looking at all could take for ever
-POOLED = 1 << 24  # numbers of all clients that may be copied into one memory
+MANY = 1 << 16  # clients whose tensors may be copied into one memory
 IGNORED = -100  # the target that PyTorch's cross-entropy leaves out
 
 
@@ -182,14 +181,17 @@ class Federation:
 
     def pool(self) -> None:
         """Copy tensors of many small clients into one memory, so that batches of several are quick."""
-        if isinstance(self._train, (list, tuple)) and 1 < len(self) <= POOLED >> 8:
-            self._pool = pooled([self._own_samples(client) for client in range(len(self))], POOLED)
-            self._wrapped.update(enumerate(self._pool or ()))
+        if self._pool is None and isinstance(self._train, (list, tuple)) and 1 < len(self) <= MANY:
+            self._pool = pooled([self._own_samples(client) for client in range(len(self))], self.sizes)
 
-    def joint(self, clients: Sequence[int], most: int) -> TensorSamples | None:
-        """The training data of several clients, one after the other, as `samples.together` gives them."""
-        made = None if self._pool is None else self._pool.joint(np.array(clients))
-        return together([self.samples(client) for client in clients], most) if made is None else made
+    @property
+    def pooled(self) -> PooledClients | None:
+        """The clients in one memory, if that is what `samples` gives."""
+        return self._pool if type(self).samples is Federation.samples else None
+
+    def joint(self, clients: Sequence[int]) -> TensorSamples | None:
+        """The training data of several clients in one memory, one after the other; None if they are not."""
+        return None if self.pooled is None else self.pooled.joint(np.array(clients))
 
     def called(self, client: int) -> str:
         """What messages and reports call a client."""
@@ -226,9 +228,8 @@ class Federation:
     def sizes_of(self, clients: Sequence[int]) -> np.ndarray:
         """The same for several clients, int64."""
         if isinstance(self._train if self._sizes is None else self._sizes, (list, tuple, np.ndarray)):
-            return self.sizes[clients]  # counted once
-        found = (len(self.samples(i)) if self._sizes is None else self._sizes[i] for i in clients)
-        return np.fromiter(found, np.int64, len(clients))
+            return self.sizes[np.array(clients, np.int64)]  # counted once
+        return np.array([len(self.samples(i)) if self._sizes is None else self._sizes[i] for i in clients], np.int64)
 
     @cached_property
     def sizes(self) -> np.ndarray:

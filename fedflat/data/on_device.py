@@ -13,6 +13,7 @@ from fedflat.core.devices import kind_of, on
 from fedflat.core.inputs import map_inputs
 from fedflat.core.samples import Samples
 from fedflat.data.federation import Federation
+from fedflat.data.pooled import PooledClients
 from fedflat.data.samples import TensorSamples
 
 
@@ -42,12 +43,15 @@ class OnDevice(Federation):
         """See `Federation`."""
         return self._placed(super().samples(client))
 
-    def joint(self, clients: Sequence[int], most: int) -> TensorSamples | None:
+    @property
+    def pooled(self) -> PooledClients | None:
         """See `Federation`."""
-        made = super().joint(clients, most)
-        if made is None or isinstance(made, DeviceSamples):
-            return made
-        placed = self._placed(made)
+        return self._pool
+
+    def joint(self, clients: Sequence[int]) -> TensorSamples | None:
+        """See `Federation`."""
+        made = super().joint(clients)
+        placed = None if made is None else self._placed(made)
         return placed if isinstance(placed, TensorSamples) else None
 
     def client_test(self, client: int) -> Samples | None:

@@ -49,12 +49,18 @@ class PooledClients(Sequence[Samples]):
         return TensorSamples(self.x, self.y, torch.from_numpy(found))
 
 
-def pooled(samples: Sequence[Samples], most: int) -> PooledClients | None:
+MOST = 64 << 20  # bytes that are copied
+
+
+def pooled(samples: Sequence[Samples], sizes: np.ndarray) -> PooledClients | None:
     """Clients whose samples are copied into one memory, so that those of several are read at once.
 
-    None where they are not all tensors of one kind, or have more than `most` numbers.
+    None where they are not all tensors of one kind, do not have these sizes, or take too much memory.
     """
-    whole = together(samples, most)
+    own = [s for s in samples if isinstance(s, TensorSamples)]
+    if [len(s) for s in own] != sizes.tolist() or sum(s.x.nbytes + s.y.nbytes for s in own) > MOST:
+        return None
+    whole = together(samples, MOST)
     if whole is None or whole.indices is not None:
         return None
     offsets = np.cumsum([0, *map(len, samples)])

@@ -289,7 +289,7 @@ def _packed(model: str, score: Score) -> State:
 
 def scores(update: Update) -> dict[str, Score]:
     """The scores by model in an update of `evaluate_client`."""
-    sent, found = update.sent[KEY], dict[str, Score]()
+    sent, found = update.sent.get(KEY, {}), dict[str, Score]()
     for model in MODELS:
         if model in sent:
             count, loss = sent[model].tolist()

@@ -207,7 +207,7 @@ def _updates(setup: Setup, jobs: Jobs, local: Local, made: _Trained) -> Updates:
     terms, own = stacked_terms(setup, numbers, failures, delta, buffers, sent)
     if states or counters.numel():
         for place, (kept, count) in enumerate(zip(each_row(states, len(jobs)), counters.clone(), strict=True)):
-            own.setdefault(place, {}).update(states=kept, counters=count)
+            own.setdefault(place, {}).update({"states": kept} | ({"counters": count} if len(count) else {}))
     return Updates(numbers, failures, own, terms)
 
 

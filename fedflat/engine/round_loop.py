@@ -38,7 +38,7 @@ from fedflat.engine.evaluation import (
 from fedflat.engine.faults import check_states
 from fedflat.engine.setup import Broadcast, Jobs, Setup
 from fedflat.engine.soundness import Snapshot, check_sound, suspect
-from fedflat.engine.tally import Tally, told
+from fedflat.engine.tally import Rows, Tally, told
 from fedflat.engine.terms import BUFFERS, DELTA
 from fedflat.engine.trusted import TrustedClient
 from fedflat.errors import RoundLostError, TooFewError
@@ -206,13 +206,12 @@ class RoundLoop:
         return self.backend.run(broadcast, self._jobs(clients, "train", (sizes / sizes.sum()).tolist()))
 
     def _jobs(self, clients: Sequence[int], kind: str, weights: Sequence[float]) -> Jobs:
-        owners, keep = self.setup.method.filling("generate"), len(self.store) > 0
+        owners = self.setup.method.filling("generate")
 
         def own(client: int) -> tuple[Mapping[str, State], Tensor | None]:
-            states = self.store.get(client) if keep else {}
-            return states, owners[0].generate(self.server, client) if owners else None
+            return self.store.get(client), owners[0].generate(self.server, client) if owners else None
 
-        return Jobs(kind, clients, weights, own if keep or owners else None)
+        return Jobs(kind, clients, weights, own if owners or len(self.store) else None)
 
     def _tallied(self, blocks: Iterator[Updates], tally: Tally, sums: TreeSum[Summable]) -> Iterator[Updates]:
         """Yield the updates, and sum their terms, numbers and states on the way."""
@@ -284,7 +283,7 @@ class RoundLoop:
 
     def _round_metrics(self, tally: Tally) -> Row:
         metrics, parts = Row(), self.setup.method.filling("round_metrics")
-        rows = list(tally.rows(self.server.round)) if parts else []
+        rows = list(Rows(self.server.round, tally.numbers, tally.metrics)) if parts else []
         for part in parts:
             metrics |= part.round_metrics(self.setup, self.server, rows)
         watched = sum(own.get("watch_seconds", 0.0) for own in tally.metrics.values())
@@ -337,8 +336,7 @@ class RoundLoop:
         for updates in self.backend.run(broadcast, Jobs("estimate", clients, [0.0] * len(clients))):
             sums.add(updates.terms, len(updates))
             samples += int(updates.numbers["samples"].sum())
-            for update in updates.usable:
-                counters = update.counters.clone()
+            counters = next((update.counters.clone() for update in updates.usable), counters)
         buffers = (sums.result().here()[BUFFERS] / samples).to(broadcast.buffers.dtype)
         self.server.states[RECOMPUTED] = {"buffers": buffers, "counters": counters}
 

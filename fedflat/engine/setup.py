@@ -94,8 +94,6 @@ class Jobs(Sequence[Job]):
     @classmethod
     def of(cls, jobs: Sequence[Job]) -> Jobs:
         """Jobs that are there."""
-        if isinstance(jobs, Jobs):
-            return jobs
         own = {job.client: (job.states, job.theta) for job in jobs}
         some = any(job.states or job.theta is not None for job in jobs)
         columns = [job.client for job in jobs], [job.weight for job in jobs]

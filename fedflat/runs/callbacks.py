@@ -57,7 +57,7 @@ class Callback:
         return None
 
     def client(self, run: Run, done: int, asked: int) -> None:
-        """Called within a round, when the update of a client has arrived: that of `done` of the clients `asked`."""
+        """Called within a round, when updates have arrived: of `done` of the clients `asked`; small ones in blocks."""
 
     def round(self, run: Run, metrics: dict[str, Any]) -> Stop:
         """Called after a round, when it has been evaluated and recorded."""

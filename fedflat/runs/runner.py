@@ -110,7 +110,7 @@ def run(
 def _choose_stack(setup: Setup, engine: object, out: str | Path | None) -> None:
     if engine is None:  # another engine may have its clients elsewhere
         prepare_stack(setup, _picked(out) if setup.experiment.stack == "auto" else None)
-        if setup.block > 1:
+        if setup.stack > 1:
             setup.federation.pool()
 
 

@@ -237,3 +237,26 @@ def test_images_are_computed_channels_last(channels: int) -> None:
     assert torch.equal(channels_last(x), x)
     assert made.is_contiguous(memory_format=torch.channels_last) and not made.is_contiguous()
     torch.testing.assert_close(made, layer(x))
+
+
+class Viewing(nn.Module):
+    """Ends as many networks do: with a view, which takes contiguous images only."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(channels, 40, 3), nn.Linear(40 * 12, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x)
+        out: Tensor = self.head(x.view(x.size(0), -1))
+        return out
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_networks_that_view_images_as_vectors_run(channels: int, dtype: torch.dtype) -> None:
+    """Also where images come channels-last, as those of CIFAR do."""
+    network = Viewing(channels).to(dtype)
+    model, x = FlatModel(network, dtype), torch.randn(4, channels, 6, 5, dtype=dtype)
+    for images in (x, x.contiguous(memory_format=torch.channels_last)):
+        torch.testing.assert_close(model(images), network(x.contiguous()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch.nn import functional as F
 
 from fedflat import Experiment, Federation, Method
 from fedflat.core.part import can_stack
+from fedflat.core.stacked import StackedModel
 from fedflat.data.samples import TensorSamples
 from fedflat.errors import ClientError, InputError
 from fedflat.runs.runner import run
@@ -232,3 +234,34 @@ def test_the_field_takes_a_number_or_auto() -> None:
     for wrong in (0, None, "some", 1.5):
         with pytest.raises(InputError, match="stack"):
             Experiment(stack=wrong)
+
+
+class Turned(Federation):
+    """Reads its labels in another way than it keeps them."""
+
+    def samples(self, client: int) -> TensorSamples:
+        own = super().samples(client)
+        assert isinstance(own, TensorSamples)
+        return TensorSamples(own.x[torch.arange(len(own))], 2 - own.labels)
+
+
+@pytest.mark.parametrize("sizes", [None, [7, 5, 8, 5, 7, 12]], ids=["", "other sizes"])
+@pytest.mark.parametrize("kind", [Federation, Turned])
+def test_a_stack_reads_what_one_client_reads(kind: type[Federation], sizes: list[int] | None) -> None:
+    """Whatever a subclass makes of the data, with sizes that are wrong, and in a second run."""
+    data = [(own.x, own.y) for own in map(federation().samples, range(6)) if isinstance(own, TensorSamples)]
+    own = kind(data, sizes=sizes, classes=3)
+    alone, *stacked = (trained("fedavg", stack, federation=own, evaluate_every=0) for stack in (1, 3, 3))
+    for one in stacked:
+        assert one._state.setup.stack == 3 and distance(one.weights, alone.weights) < CLOSE
+
+
+def test_a_stack_is_freed_without_the_garbage_collector() -> None:
+    """Also one whose clients finish at different times."""
+    gc.disable()
+    try:
+        before = sum(type(each) is StackedModel for each in gc.get_objects())
+        trained("fedavg", 4, backend="serial")
+        assert sum(type(each) is StackedModel for each in gc.get_objects()) == before
+    finally:
+        gc.enable()
