@@ -336,7 +336,8 @@ class RoundLoop:
         for updates in self.backend.run(broadcast, Jobs("estimate", clients, [0.0] * len(clients))):
             sums.add(updates.terms, len(updates))
             samples += int(updates.numbers["samples"].sum())
-            counters = next((update.counters.clone() for update in updates.usable), counters)
+            for update in updates.usable:
+                counters = update.counters.clone()
         buffers = (sums.result().here()[BUFFERS] / samples).to(broadcast.buffers.dtype)
         self.server.states[RECOMPUTED] = {"buffers": buffers, "counters": counters}
 
