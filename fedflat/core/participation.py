@@ -116,14 +116,14 @@ def checked(choose: Participants, clients: int) -> Callable[..., list[int]]:
 
 def _valid(t: int, given: Iterable[int], clients: int) -> list[int]:
     try:
-        chosen = [operator.index(i) for i in given]
+        chosen = list(map(operator.index, given))
     except TypeError:
         raise InputError(f"participants({t}) must give a list of client numbers, such as [0, 3]") from None
     if not chosen:
         raise InputError(f"nobody takes part in round {t + 1}: participants({t}) is empty")
     if len(set(chosen)) != len(chosen):
         raise InputError(f"participants({t}) names a client twice: {sorted(chosen)}")
-    outside = [i for i in chosen if not 0 <= i < clients]
-    if outside:
-        raise InputError(f"participants({t}) names client {outside[0]}, but there are clients 0 to {clients - 1}")
+    if min(chosen) < 0 or max(chosen) >= clients:
+        outside = next(i for i in chosen if not 0 <= i < clients)
+        raise InputError(f"participants({t}) names client {outside}, but there are clients 0 to {clients - 1}")
     return chosen

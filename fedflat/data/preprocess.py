@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -52,36 +54,43 @@ class Preprocess:
         batch, height, width, channels = pixels.shape
         tables = _tables(self, height, width, channels, dtype, x.device)
         training = stream if batch else None  # an empty batch has nothing to draw for
-        if training is not None and self.flip:
-            pixels = _mirror_some(pixels, training.uniform(batch) < self.flip)
         if training is not None and self.pad:
             out = self._crop(pixels, training, tables)
         else:
+            if training is not None and self.flip:
+                mirrored, order = self._mirror_some(pixels, training)
+                pixels = torch.cat([pixels, mirrored]).index_select(0, on(torch.from_numpy(order), x.device))
             out = pixels.view(batch * height, width * channels).to(dtype).mul_(tables.scale).add_(tables.shift)
         return out.view(batch, height, width, channels).permute(0, 3, 1, 2)
 
     def _crop(self, pixels: Tensor, stream: Stream, tables: _Tables) -> Tensor:
-        """Rows (B·H, W·C) of one random window of each padded image, normalised.
+        """Rows (B·H, W·C) of one random window of each padded image, some of them mirrored, normalised.
 
-        A row of a window is a run of the padded image's memory, so all windows are one gather of overlapping
-        rows.
+        A row of a window is a run of the padded images' memory, so all windows are one gather of overlapping rows.
+        Where they start is computed by NumPy, whose calls take a fraction of PyTorch's.
         """
         batch, height, width, channels = pixels.shape
-        line = (width + 2 * self.pad) * channels
-        padded = pixels.new_zeros(batch, height + 2 * self.pad, width + 2 * self.pad, channels)
-        padded[:, self.pad : self.pad + height, self.pad : self.pad + width] = pixels
-        corner = stream.integers(2 * self.pad + 1, (2, batch))
+        inside, line = slice(self.pad, -self.pad), (width + 2 * self.pad) * channels
+        mirrored, order = self._mirror_some(pixels, stream) if self.flip else (pixels[:0], np.arange(batch))
+        padded = pixels.new_zeros(batch + len(mirrored), height + 2 * self.pad, width + 2 * self.pad, channels)
+        padded[:batch, inside, inside], padded[batch:, inside, inside] = pixels, mirrored
+        corner = stream.integers(2 * self.pad + 1, (2, batch)).numpy()
         if self.crop < 1:
-            corner = torch.where(stream.uniform(batch) < self.crop, corner, self.pad)
-        starts = on(corner[0] * line + corner[1] * channels, pixels.device)[:, None] + tables.lines
-        images = torch.arange(0, padded.numel(), padded[0].numel(), device=pixels.device)[:, None]
-        rows = _runs(padded, width * channels).index_select(0, (starts + images).view(-1))
-        values = rows.to(tables.scale.dtype)
+            corner = np.where(stream.uniform(batch).numpy() < self.crop, corner, self.pad)
+        starts = (corner[0] * line + corner[1] * channels)[:, None] + np.arange(0, height * line, line)
+        images = order[:, None] * ((height + 2 * self.pad) * line)
+        rows = _rows(padded, width * channels, starts + images).to(tables.scale.dtype)
         if self.black:
-            return values.mul_(tables.scale).add_(tables.shift)
+            return rows.mul_(tables.scale).add_(tables.shift)
         # The border must become 0: gather the shift from a canvas that is 0 there, by the same windows.
-        shifts = _runs(tables.canvas, width * channels).index_select(0, starts.view(-1))
-        return shifts.addcmul_(values, tables.scale)
+        return _rows(tables.canvas, width * channels, starts).addcmul_(rows, tables.scale)
+
+    def _mirror_some(self, pixels: Tensor, stream: Stream) -> tuple[Tensor, np.ndarray[Any, Any]]:
+        """Some images (B, H, W, C), mirrored from left to right; and where each image is if these follow `pixels`."""
+        batch = len(pixels)
+        where, order = np.flatnonzero(stream.uniform(batch).numpy() < self.flip), np.arange(batch)
+        order[where] = np.arange(batch, batch + len(where))
+        return pixels.index_select(0, on(torch.from_numpy(where), pixels.device)).flip(2), order
 
     def _normalise_plain(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         if len(self.mean) != 1 or len(self.std) != 1:
@@ -93,13 +102,11 @@ class Preprocess:
 class _Tables:
     """What one image size needs again and again.
 
-    scale, shift: of a row of pixels (W·C). lines: offset of each row of a window. canvas: shift inside, 0 on
-    the border.
+    scale, shift: of a row of pixels (W·C). canvas: shift inside, 0 on the border.
     """
 
     scale: Tensor
     shift: Tensor
-    lines: Tensor
     canvas: Tensor
 
 
@@ -115,18 +122,10 @@ def _tables(
     pad, line = recipe.pad, (width + 2 * recipe.pad) * channels
     canvas = torch.zeros(height + 2 * pad, line, dtype=dtype)
     canvas[pad : pad + height, pad * channels : pad * channels + width * channels] = shift
-    return _Tables(*(table.to(device) for table in (scale, shift, torch.arange(height) * line, canvas)))
+    return _Tables(*(table.to(device) for table in (scale, shift, canvas)))
 
 
-def _runs(tensor: Tensor, length: int) -> Tensor:
-    """Every run of `length` neighbours in memory, as rows that overlap."""
-    return tensor.as_strided((tensor.numel() - length + 1, length), (1, 1))
-
-
-def _mirror_some(pixels: Tensor, chosen: Tensor) -> Tensor:
-    """Mirror the chosen images (B, H, W, C) from left to right; `chosen` is on the CPU."""
-    where = chosen.nonzero().view(-1)
-    mirrored = pixels.index_select(0, on(where, pixels.device)).flip(2)
-    order = torch.arange(len(pixels)).index_copy_(0, where, torch.arange(len(where)) + len(pixels))
-    # Copies of whole images; writing in place is slower.
-    return torch.cat([pixels, mirrored]).index_select(0, on(order, pixels.device))
+def _rows(tensor: Tensor, length: int, starts: np.ndarray[Any, Any]) -> Tensor:
+    """The runs of `length` neighbours in memory that start at these numbers, one below the other."""
+    runs = tensor.as_strided((tensor.numel() - length + 1, length), (1, 1))
+    return runs.index_select(0, on(torch.from_numpy(starts.reshape(-1)), tensor.device))

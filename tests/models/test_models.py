@@ -293,11 +293,11 @@ def test_double_precision_and_channels_last_compute_the_same_function(text: str)
 def test_pooling_before_or_after_relu_is_the_same_cnn64() -> None:
     model, x = seeded("cnn64"), images(2)
     assert isinstance(model, Staged)
-    swapped = x
+    hidden = x
     for name in model.stages:
-        conv, relu, pool = model.get_submodule(name).children()
-        swapped = relu(pool(conv(swapped)))
-    assert torch.equal(model(x), model.head(swapped))
+        conv, (relu, pool) = model.get_submodule(name).children()
+        hidden = pool(relu(conv(hidden)))
+    assert torch.equal(model(x), model.head(hidden))
 
 
 @pytest.mark.parametrize("text", ["lenet5", "resnet18_nonorm"])

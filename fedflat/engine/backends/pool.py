@@ -21,7 +21,7 @@ from fedflat.core.scores import Score
 from fedflat.core.shared_memory import Contents, SharedTensors
 from fedflat.core.sums import Terms
 from fedflat.core.tensors import copied, flatten, nest
-from fedflat.core.updates import Updates
+from fedflat.core.updates import NUMBERS, Updates
 from fedflat.engine.evaluation import score_chunk
 from fedflat.engine.jobs import named, run_jobs
 from fedflat.engine.placement import placed, processes
@@ -121,7 +121,7 @@ def _answer(setup: Setup, shared: SharedTensors, slots: list[Slot], request: Any
     updates = run_jobs(setup, broadcast, jobs)
     metrics = {place: own["metrics"] for place, own in updates.own.items() if "metrics" in own}
     contents = slots[slot].update.write(_packed(updates))
-    return slot, (updates.numbers, updates.failures, metrics, updates.terms is not None), contents
+    return slot, (updates.numbers.tobytes(), updates.failures, metrics, updates.terms is not None), contents
 
 
 # ---- what is in shared memory: tensors by joined names, those of a client after its position in the block ----
@@ -156,7 +156,7 @@ def _packed(updates: Updates) -> dict[str, Tensor]:
 
 def _unpacked(
     packed: dict[str, Tensor],
-    numbers: np.ndarray,
+    numbers: bytes,
     failures: dict[int, str],
     metrics: dict[int, dict[str, float]],
     has_terms: bool,
@@ -170,4 +170,4 @@ def _unpacked(
         mine |= {name: tensors.pop(name).clone() for name in VECTORS if name in tensors}
         kept = nest(tensors, 3)
         mine |= {"sent": copied(kept.get("sent", {})), "states": kept.get("states", {})}
-    return Updates(numbers, failures, own, terms if has_terms else None)
+    return Updates(np.frombuffer(numbers, NUMBERS), failures, own, terms if has_terms else None)
