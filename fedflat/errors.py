@@ -75,6 +75,10 @@ class CheckpointError(InputError):
     """A run folder cannot be resumed or read: it is damaged, or belongs to another experiment."""
 
 
+class FolderInUseError(CheckpointError):
+    """Another process writes to the run folder."""
+
+
 class RunError(FedflatError):
     """A run failed after it had started (exit status 1). Its last good checkpoint is kept."""
 

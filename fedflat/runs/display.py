@@ -14,6 +14,7 @@ from fedflat.runs.callbacks import Callback
 from fedflat.words import clock
 
 if TYPE_CHECKING:
+    from fedflat.experiment import Experiment
     from fedflat.runs.result import Run
 
 LINES = 10  # about the number of lines that a run writes without a terminal
@@ -214,6 +215,12 @@ class Overall(Callback):
         going_on = self._ended < self._runs and run.status != "interrupted"
         if going_on and self._done and not self._board.live:
             say(f"{self._ended} of {self._runs} runs done, about {self._left()} left")
+
+    def elsewhere(self, experiment: Experiment) -> None:
+        """Another process has made a run."""
+        self._ended += 1
+        self._total -= experiment.rounds
+        self._earlier += experiment.rounds
 
     def _left(self) -> str:
         return clock((time.monotonic() - self._began) / self._done * (self._total - self._done))

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedflat.errors import CheckpointError
+from fedflat.errors import CheckpointError, FolderInUseError
 from fedflat.experiment import Experiment
 from fedflat.runs.checkpoint import NEWEST, PREVIOUS, Checkpoint, Checkpoints
 from fedflat.runs.files import pack_tensors, read_tensors, write_atomically
@@ -54,7 +54,17 @@ class RunFolder:
                 return claim(self._lock)
             except OSError:
                 time.sleep(0.1 if attempt < PATIENCE else 0)
-        raise CheckpointError(f"{self.path} is in use by another process; wait for it to end, or stop it")
+        raise FolderInUseError(f"{self.path} is in use by another process; wait for it to end, or stop it")
+
+    @property
+    def in_use(self) -> bool:
+        """Whether another process has the lock now."""
+        with contextlib.suppress(OSError), (self.path / ".lock").open("r+") as file:
+            try:
+                claim(file)
+            except OSError:
+                return True
+        return False
 
     def unlock(self) -> None:
         """Release the folder for other processes."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +17,20 @@ from fedflat.core.participation import participants
 from fedflat.data import load_federation
 from fedflat.engine.assembly import make_setup, settled
 from fedflat.engine.measuring import require_recorded
-from fedflat.errors import CheckpointError, FedflatError, InputError, InterruptedRunError, RunError, one_line
+from fedflat.errors import (
+    CheckpointError,
+    FedflatError,
+    FolderInUseError,
+    InputError,
+    InterruptedRunError,
+    RunError,
+    one_line,
+)
 from fedflat.experiment import Experiment, default_out
 from fedflat.runs.callbacks import Callback
 from fedflat.runs.display import Board, Overall
 from fedflat.runs.files import write_atomically
+from fedflat.runs.folder import RunFolder
 from fedflat.runs.json_files import read_json
 from fedflat.runs.records import PLAN, Record, labels
 from fedflat.runs.runner import run
@@ -68,7 +79,8 @@ def run_all(
     """Run the members that are not finished.
 
     All experiments are checked first, so an `InputError` means that nothing was run. If a run fails later, for example
-    because it diverged, its error is stored in `Member.failure` and the other members are run.
+    because it diverged, its error is stored in `Member.failure` and the other members are run. Several processes may
+    share a series: a run that another process works on is put off, and left out if that process finishes it.
 
     Args:
         members: See `series`.
@@ -88,13 +100,57 @@ def run_all(
         earlier = sum(member.experiment.rounds for member in members if member.finished)
         rounds = [member.experiment.rounds for member, _ in waiting]
         overall = Overall(board, rounds, before, earlier) if board else None
-        for member, name in waiting:
+        queue = Queue(waiting, overall.elsewhere if overall else lambda run: None)
+        for member, name in queue:
             _write_plan(members)
             watchers = [board.watch(name, member.experiment.rounds), overall] if board and overall else []
-            _run(member, [*callbacks(), *watchers], root=root, **options)
+            try:
+                _run(member, [*callbacks(), *watchers], root=root, **options)
+            except FolderInUseError as error:
+                if len(members) > 1:
+                    queue.put_off((member, name))
+                else:
+                    member.failure = one_line(error)
     if waiting:
         _write_plan(members)
     return members
+
+
+class Queue:
+    """Runs and their names, one after another; those that other processes work on come last.
+
+    Args:
+        runs: The runs that are not finished.
+        elsewhere: Told of a run that another process has finished, instead of this one.
+    """
+
+    def __init__(self, runs: Iterable[tuple[Member, str]], elsewhere: Callable[[Experiment], None]) -> None:
+        self._free, self._put_off, self._told = deque(runs), deque[tuple[Member, str]](), False
+        self._elsewhere = elsewhere
+
+    def put_off(self, run: tuple[Member, str]) -> None:
+        """Another process works on it."""
+        self._put_off.append(run)
+
+    def __iter__(self) -> Iterator[tuple[Member, str]]:
+        while self._free or self._put_off:
+            if not self._free:
+                self._wait()
+            run = self._free.popleft()
+            if RunFolder(run[0].folder).in_use:
+                self.put_off(run)
+            elif run[0].finished:
+                self._elsewhere(run[0].experiment)
+            else:
+                yield run
+
+    def _wait(self) -> None:
+        """Look again after a second at what others work on."""
+        if not self._told:
+            say(f"waiting for other processes; runs still with them: {len(self._put_off)}")
+        self._told = True
+        time.sleep(1)
+        self._free, self._put_off = self._put_off, self._free
 
 
 def _names(members: Sequence[Member]) -> list[str]:
@@ -145,7 +201,7 @@ def check(
 def _run(member: Member, callbacks: Sequence[Callback], **options: Any) -> None:
     try:
         run(member.experiment, out=member.folder, preset=member.preset, progress=False, callbacks=callbacks, **options)
-    except InterruptedRunError:
+    except (InterruptedRunError, FolderInUseError):
         raise
     except FedflatError as error:
         member.failure = one_line(error)
