@@ -17,6 +17,7 @@ from fedflat.report.tabular import markdown
 from fedflat.runs.files import write_atomically
 from fedflat.runs.records import record_of
 from fedflat.runs.series import Member, series
+from fedflat.runs.sharing import locked
 from fedflat.studies.study import study
 from fedflat.words import MISSING
 
@@ -58,11 +59,12 @@ def analyse(
 ) -> None:
     """Make the analyses that the cells' quantities need, of finished runs that do not have them yet."""
     options: dict[str, Any] = {"root": root, "samples": samples, "device": device.split(",")[0]}
-    for cell in cells:
-        name = study_of(cell.quantity)
-        for run in runs_of([cell], out) if name else ():
-            if name and run.finished and not _is_there(run, name, samples):
-                study([run.folder], [name], workers=0, progress=True, **options)
+    wanted = {
+        (run.folder, name): run for cell in cells if (name := study_of(cell.quantity)) for run in runs_of([cell], out)
+    }
+    tasks = [(run, name) for (_, name), run in wanted.items() if run.finished]
+    for run, name in locked(tasks, lambda task: task[0].folder, lambda task: _is_there(*task, samples)):
+        study([run.folder], [name], workers=0, progress=True, **options)
 
 
 def _is_there(run: Member, name: str, samples: int) -> bool:

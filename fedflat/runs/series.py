@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,10 +28,10 @@ from fedflat.experiment import Experiment, default_out
 from fedflat.runs.callbacks import Callback
 from fedflat.runs.display import Board, Overall
 from fedflat.runs.files import write_atomically
-from fedflat.runs.folder import RunFolder
 from fedflat.runs.json_files import read_json
 from fedflat.runs.records import PLAN, Record, labels
 from fedflat.runs.runner import run
+from fedflat.runs.sharing import Queue
 
 
 @dataclass
@@ -100,7 +98,12 @@ def run_all(
         earlier = sum(member.experiment.rounds for member in members if member.finished)
         rounds = [member.experiment.rounds for member, _ in waiting]
         overall = Overall(board, rounds, before, earlier) if board else None
-        queue = Queue(waiting, overall.elsewhere if overall else lambda run: None)
+        queue = Queue(
+            waiting,
+            folder=lambda pair: pair[0].folder,
+            done=lambda pair: pair[0].finished,
+            elsewhere=lambda pair: overall.elsewhere(pair[0].experiment) if overall else None,
+        )
         for member, name in queue:
             _write_plan(members)
             watchers = [board.watch(name, member.experiment.rounds), overall] if board and overall else []
@@ -114,43 +117,6 @@ def run_all(
     if waiting:
         _write_plan(members)
     return members
-
-
-class Queue:
-    """Runs and their names, one after another; those that other processes work on come last.
-
-    Args:
-        runs: The runs that are not finished.
-        elsewhere: Told of a run that another process has finished, instead of this one.
-    """
-
-    def __init__(self, runs: Iterable[tuple[Member, str]], elsewhere: Callable[[Experiment], None]) -> None:
-        self._free, self._put_off, self._told = deque(runs), deque[tuple[Member, str]](), False
-        self._elsewhere = elsewhere
-
-    def put_off(self, run: tuple[Member, str]) -> None:
-        """Another process works on it."""
-        self._put_off.append(run)
-
-    def __iter__(self) -> Iterator[tuple[Member, str]]:
-        while self._free or self._put_off:
-            if not self._free:
-                self._wait()
-            run = self._free.popleft()
-            if RunFolder(run[0].folder).in_use:
-                self.put_off(run)
-            elif run[0].finished:
-                self._elsewhere(run[0].experiment)
-            else:
-                yield run
-
-    def _wait(self) -> None:
-        """Look again after a second at what others work on."""
-        if not self._told:
-            say(f"waiting for other processes; runs still with them: {len(self._put_off)}")
-        self._told = True
-        time.sleep(1)
-        self._free, self._put_off = self._put_off, self._free
 
 
 def _names(members: Sequence[Member]) -> list[str]:

@@ -8,7 +8,9 @@ from pathlib import Path
 from helpers import start_python
 
 import fedflat
+from fedflat.runs.folder import RunFolder
 from fedflat.runs.series import run_all, series
+from fedflat.runs.sharing import locked
 
 SERIES = """
 import sys
@@ -66,3 +68,23 @@ def test_a_run_that_another_process_finished_is_not_made_again(tmp_path: Path) -
 
     run_all(first, progress=False, callbacks=lambda: [Elsewhere()])
     assert begun == [0] and all(run.finished for run in first)
+
+
+def test_work_on_a_folder_waits_until_the_folder_is_free_and_keeps_others_out(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    holder, done = RunFolder(first), list[Path]()
+    holder.lock()
+    for folder in locked([first, second], folder=lambda path: path, done=done.__contains__):
+        assert RunFolder(folder).in_use
+        done.append(folder)
+        holder.unlock()
+    assert done == [second, first]
+    assert not RunFolder(first).in_use and not RunFolder(second).in_use
+
+
+def test_work_that_another_process_has_done_meanwhile_is_left_out(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    made = {first: False, second: False}
+    for folder in locked([first, second], folder=lambda path: path, done=made.__getitem__):
+        assert folder == first
+        made[first] = made[second] = True

@@ -15,6 +15,7 @@ from fedflat.report.board.entry import Entry
 from fedflat.report.board.plan import Plan
 from fedflat.runs.records import record_of
 from fedflat.runs.series import Member, run_all, series
+from fedflat.runs.sharing import locked
 from fedflat.studies.study import study
 
 Say = Callable[[str], None]
@@ -39,8 +40,7 @@ def _race_in(setting: str, plan: Plan, methods: Sequence[str], out: Path, checke
     for entry in alive:
         _collect(entry, members[id(entry)])
     say(f"{setting}: curvature of the first seed")
-    for entry in entries:
-        _analyse(entry, plan, root)
+    _analyse([entry for entry in entries if entry.records], plan, root)
     return entries
 
 
@@ -137,15 +137,28 @@ def _collect(entry: Entry, members: Sequence[Member]) -> None:
         entry.failure = f"seed {seeds}: {failed[0].failure}"
 
 
-def _analyse(entry: Entry, plan: Plan, root: str | None) -> None:
-    """Curvature of the first seed's model, unless the run folder has it."""
-    folder = entry.records[0].path if entry.records else None
-    if folder is None:
-        return
-    path = folder / "analysis" / "curvature.json"
-    try:
-        if not path.exists() or json.loads(path.read_text()).get("samples") != plan.samples:
-            study([folder], ["curvature"], root=root, samples=plan.samples, workers=0, device="cpu")
-        entry.curvature = json.loads(path.read_text())["headline"]
-    except FedflatError as error:
-        entry.failure = entry.failure or f"no curvature: {one_line(error)}"
+def _analyse(entries: Sequence[Entry], plan: Plan, root: str | None) -> None:
+    """Curvature of the first seeds' models, unless the run folders have it."""
+
+    def there(entry: Entry) -> bool:
+        path = _curvature(entry)
+        return path.exists() and json.loads(path.read_text()).get("samples") == plan.samples
+
+    for entry in locked(entries, _folder, there):
+        try:
+            study([_folder(entry)], ["curvature"], root=root, samples=plan.samples, workers=0, device="cpu")
+        except FedflatError as error:
+            entry.failure = entry.failure or f"no curvature: {one_line(error)}"
+    for entry in filter(there, entries):
+        entry.curvature = json.loads(_curvature(entry).read_text())["headline"]
+
+
+def _folder(entry: Entry) -> Path:
+    """The run folder of the first seed."""
+    path = entry.records[0].path
+    assert path is not None
+    return path
+
+
+def _curvature(entry: Entry) -> Path:
+    return _folder(entry) / "analysis" / "curvature.json"
