@@ -86,8 +86,14 @@ class Cuda(Kind):
 
     def count(self) -> int:
         """See `Kind`."""
-        os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # the other way to count initialises CUDA
-        return torch.cuda.device_count()
+        name = "PYTORCH_NVML_BASED_CUDA_CHECK"
+        given = os.environ.get(name)
+        os.environ[name] = given or "1"  # the other way to count initialises CUDA
+        try:
+            return torch.cuda.device_count()
+        finally:
+            if given is None:
+                del os.environ[name]
 
     def name(self, device: torch.device) -> str:
         """See `Kind`."""
