@@ -109,11 +109,8 @@ def run_all(
             watchers = [board.watch(name, member.experiment.rounds), overall] if board and overall else []
             try:
                 _run(member, [*callbacks(), *watchers], root=root, **options)
-            except FolderInUseError as error:
-                if len(members) > 1:
-                    queue.put_off((member, name))
-                else:
-                    member.failure = one_line(error)
+            except FolderInUseError:
+                queue.put_off((member, name))
     if waiting:
         _write_plan(members)
     return members
