@@ -50,7 +50,8 @@ class Parallel:
                 self._work(piece)
                 done(piece)
             return
-        calls = (Call("a part of an analysis", piece, worker=piece % self.size) for piece in range(self._pieces))
+        pieces = range(self._pieces)
+        calls = (Call(lambda: "a part of an analysis", piece, worker=piece % self.size) for piece in pieces)
         for call in self._scheduler.run(calls):
             done(call.request)
 

@@ -34,14 +34,14 @@ class Call:
     """A piece of work for a worker.
 
     Attributes:
-        what: A description for messages.
+        what: Describes it, for messages.
         request: What is sent to the worker.
         size: The amount of work.
         worker: The index of the only worker that may do it; None: any worker.
         reply: What the worker returned.
     """
 
-    what: str
+    what: Callable[[], str]
     request: Any
     size: int = 1
     worker: int | None = None
@@ -121,7 +121,7 @@ class Scheduler:
 
     def _hand_out(self, calls: Iterator[Call], given: deque[Call]) -> bool:
         """Give calls to the workers until they have enough; returns whether there may be more calls."""
-        while free := [worker for worker in self.workers if not worker.starting and len(worker.holds) < AHEAD]:
+        while free := self._free():
             if self._again:
                 call = self._again.popleft()
             elif self._limit is not None and len(given) >= self._limit:
@@ -132,7 +132,7 @@ class Scheduler:
                 return False
             while call.worker is not None and self.workers[call.worker] not in free:
                 self._listen()
-                free = [worker for worker in self.workers if not worker.starting and len(worker.holds) < AHEAD]
+                free = self._free()
             worker = min(free, key=_load) if call.worker is None else self.workers[call.worker]
             worker.holds.append(call)
             try:
@@ -140,6 +140,9 @@ class Scheduler:
             except WorkerDiedError as death:
                 self._replace(worker, death)
         return True
+
+    def _free(self) -> list[Worker]:
+        return [worker for worker in self.workers if len(worker.holds) < AHEAD and not worker.starting]
 
     def _listen(self) -> None:
         """Wait until any worker has started or replied, and process that."""
@@ -162,7 +165,7 @@ class Scheduler:
             idle = idle + 1 if used is not None and used == before else 0
             self._seen[worker] = used, idle
             how = (logging.WARNING, "uses no processor: is it stuck?") if idle else (logging.INFO, "is at work")
-            log.log(how[0], "no reply for %g s: %s %s", QUIET, worker.holds[0].what, how[1])
+            log.log(how[0], "no reply for %g s: %s %s", QUIET, worker.holds[0].what(), how[1])
             if idle >= STUCK:
                 worker.holds[0].deaths = max(worker.holds[0].deaths, TRIES - 2)  # it would hang again: try once more
                 self._replace(worker, WorkerDiedError(f"it has done nothing for {STUCK * QUIET:g} s"))
@@ -193,10 +196,10 @@ class Scheduler:
         """Let other workers do what this one held, and start a new one in its place."""
         if worker.holds:
             worker.holds[0].deaths += 1
+            what = [call.what() for call in worker.holds]
             if worker.holds[0].deaths == TRIES:
-                raise RunError(f"{TRIES} workers died while they had {worker.holds[0].what} ({death}); out of memory?")
-            what = ", ".join(call.what for call in worker.holds)
-            log.warning("a worker died (%s); repeating: %s", death, what)
+                raise RunError(f"{TRIES} workers died while they had {what[0]} ({death}); out of memory?")
+            log.warning("a worker died (%s); repeating: %s", death, ", ".join(what))
         elif worker.starting:
             self._failed_starts += 1
             if self._failed_starts == TRIES:

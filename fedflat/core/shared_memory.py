@@ -40,8 +40,8 @@ class SharedTensors:
             entries.append((name, tensor.dtype, tuple(tensor.shape), position))
             position += -(-tensor.numel() * tensor.element_size() // ALIGNMENT) * ALIGNMENT
         self._reach(max(position, ALIGNMENT))
-        for name, target in self.read((self._size, entries)).items():
-            target.copy_(tensors[name].detach())
+        for entry, tensor in zip(entries, tensors.values(), strict=True):
+            self._view(*entry[1:]).copy_(tensor.detach())
         return self._size, entries
 
     def read(self, contents: Contents) -> dict[str, Tensor]:

@@ -38,7 +38,7 @@ from fedflat.engine.evaluation import (
 from fedflat.engine.faults import check_states
 from fedflat.engine.setup import Broadcast, Jobs, Setup
 from fedflat.engine.soundness import Snapshot, check_sound, suspect
-from fedflat.engine.tally import Rows, Tally, told
+from fedflat.engine.tally import Tally, told
 from fedflat.engine.terms import BUFFERS, DELTA
 from fedflat.engine.trusted import TrustedClient
 from fedflat.errors import RoundLostError, TooFewError
@@ -283,7 +283,7 @@ class RoundLoop:
 
     def _round_metrics(self, tally: Tally) -> Row:
         metrics, parts = Row(), self.setup.method.filling("round_metrics")
-        rows = list(Rows(self.server.round, tally.numbers, tally.metrics)) if parts else []
+        rows = list(self.rows) if parts else []
         for part in parts:
             metrics |= part.round_metrics(self.setup, self.server, rows)
         watched = sum(own.get("watch_seconds", 0.0) for own in tally.metrics.values())

@@ -71,8 +71,7 @@ class Tally:
 
     def rows(self, round: int) -> Rows:
         """The clients' rows, ordered by client."""
-        order = np.argsort(self.numbers["client"], kind="stable")
-        return Rows(round, self.numbers[order], self.metrics)
+        return Rows(round, self.numbers, self.metrics)
 
 
 def _sum(values: np.ndarray) -> float:
@@ -80,7 +79,7 @@ def _sum(values: np.ndarray) -> float:
 
 
 class Rows(Sequence[Row]):
-    """The clients' rows of a round. They are made when somebody reads them: a round may have thousands.
+    """The clients' rows of a round, ordered by client. They are made when somebody reads them: there may be thousands.
 
     Args:
         round: The round.
@@ -95,8 +94,9 @@ class Rows(Sequence[Row]):
         return len(self._numbers)
 
     def __iter__(self) -> Iterator[Row]:
-        columns = [self._numbers[name].tolist() for name in COLUMNS.values()]
-        names, seconds = ("round", *COLUMNS, "seconds"), np.round(self._numbers["seconds"], 6).tolist()
+        numbers = self._numbers[np.argsort(self._numbers["client"], kind="stable")]
+        columns = [numbers[name].tolist() for name in COLUMNS.values()]
+        names, seconds = ("round", *COLUMNS, "seconds"), np.round(numbers["seconds"], 6).tolist()
         for values in zip([self._round] * len(self), *columns, seconds, strict=True):
             yield {**dict(zip(names, values, strict=True)), **self._metrics.get(values[1], {})}
 

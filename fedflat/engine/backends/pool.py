@@ -64,7 +64,7 @@ class Pool:
             for block in self._blocks(jobs):
                 slot = free.popleft()
                 states = self._slots[slot].states.write(_packed_jobs(block))
-                what = f"{named(block)} in round {broadcast.round}"
+                what = partial(_described, block, broadcast.round)
                 yield Call(what, ("run", sent, slot, (block.kind, block.clients, block.weights), states))
 
         for call in self._run(calls()):
@@ -84,7 +84,7 @@ class Pool:
     def evaluate(self, broadcast: Broadcast, chunks: Sequence[Chunk]) -> list[Score]:
         """See `Backend.evaluate`."""
         sent = self._write(broadcast)
-        return [call.reply for call in self._run(Call(str(chunk), ("score", sent, chunk)) for chunk in chunks)]
+        return [call.reply for call in self._run(Call(partial(str, chunk), ("score", sent, chunk)) for chunk in chunks)]
 
     def _write(self, broadcast: Broadcast) -> tuple[int, float, Contents]:
         tensors = {"theta": broadcast.theta, "buffers": broadcast.buffers, "counters": broadcast.counters}
@@ -102,6 +102,10 @@ class Pool:
         for memory in (self._broadcast, *(m for slot in self._slots for m in (slot.states, slot.update))):
             memory.close()
         self._slots = []
+
+
+def _described(block: Jobs, round: int) -> str:
+    return f"{named(block)} in round {round}"
 
 
 # ---- inside a worker ----

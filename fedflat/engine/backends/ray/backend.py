@@ -107,7 +107,7 @@ class Ray:
             return refs
 
         needs = [job.states for job in block if isinstance(job.states, KeptStates)]
-        return Call(named(Jobs.of(block)), Request(send, needs), sum(map(self._size, block)))
+        return Call(partial(named, Jobs.of(block)), Request(send, needs), sum(map(self._size, block)))
 
     def _updates(self, broadcast: Any, block: list[Job], call: Call) -> Updates:
         """The updates in a worker's reply."""
@@ -140,7 +140,7 @@ class Ray:
         def send(chunk: Chunk, actor: Any) -> list[Any]:
             return [actor.score.remote(sent, chunk)]
 
-        calls = (Call(f"the evaluation of {chunk}", Request(partial(send, chunk))) for chunk in chunks)
+        calls = (Call(partial("the evaluation of {}".format, chunk), Request(partial(send, chunk))) for chunk in chunks)
         return [call.reply for call in self._scheduler.run(calls)]
 
     def close(self) -> None:
