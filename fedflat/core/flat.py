@@ -65,6 +65,9 @@ class FlatModel:
         precision: With "bfloat16" layers compute in that type; weights, gradients and output keep theirs.
         device: Where weights, gradients and buffers are; None: where the module is.
 
+    Attributes:
+        make: Draws the network anew, from the global generators; None if that is not known.
+
     >>> model = FlatModel(nn.Linear(2, 1))
     >>> model.theta.zero_().shape
     torch.Size([3])
@@ -100,6 +103,7 @@ class FlatModel:
         self._names: Names = {"head": head, "features": features, "last_stage": last_stage}
         for name in filter(None, (head, features, last_stage)):
             self.submodule(name)
+        self.make: Callable[[], nn.Module] | None = None
         self.captured: Tensor | None = None
         self._precision = precision
         self._network: Callable[[Any], Any] = self.module

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import hashlib
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -183,18 +184,21 @@ def assemble(
     """
     method, evaluator = _evaluation(Method.parse(e.method), e.evaluated)
     method = Method([*method.parts, *POLICIES.get(e.batchnorm, ()), *step_schedules(e.lr_schedule)])
+    make: Callable[[], nn.Module] | None = None
     if model is None:
         # Shape and classes first: reading data may draw random numbers, which must not change the weights.
         shape, classes = shape or federation.input_shape, federation.classes
+        make = partial(build_model, e.model, shape, classes)
         with streams.isolated(e.seed, "init"):
-            model = build_model(e.model, shape, classes)
+            model = make()
         if e.weights is not None and load:
             load_weights(model, e.weights)
     dtype = getattr(torch, e.dtype)
-    for part in method.filling("build"):
-        model = part.build(copy.deepcopy(model).to(dtype))
+    rebuild = partial(_rebuilt, method.filling("build"), dtype)
+    model = rebuild(model)
     names: Names = {"head": e.head, "features": e.features, "last_stage": e.last_stage}
     flat = FlatModel(model, dtype, **names, precision=e.precision)
+    flat.make = None if make is None else partial(_made, make, rebuild)
     if isinstance(loss, nn.Module):  # its tensors, such as class weights, must have the same type
         loss = copy.deepcopy(loss).to(dtype)
     uniform = method.uniform if e.weighting == "auto" else e.weighting == "uniform"
@@ -211,6 +215,17 @@ def assemble(
         Private(flat, (n for _, names in private for n in names), splits),
         evaluator,
     )
+
+
+def _rebuilt(parts: Sequence[Part], dtype: torch.dtype, module: nn.Module) -> nn.Module:
+    """The network as the parts change it."""
+    for part in parts:
+        module = part.build(copy.deepcopy(module).to(dtype))
+    return module
+
+
+def _made(make: Callable[[], nn.Module], rebuild: Callable[[nn.Module], nn.Module]) -> nn.Module:
+    return rebuild(make())
 
 
 def _evaluation(method: Method, evaluated: str) -> tuple[Method, Part | None]:

@@ -283,7 +283,7 @@ class RoundLoop:
 
     def _round_metrics(self, tally: Tally) -> Row:
         metrics, parts = Row(), self.setup.method.filling("round_metrics")
-        rows = list(self.rows) if parts else []
+        rows = list(self.rows) if parts and not tally.void else []
         for part in parts:
             metrics |= part.round_metrics(self.setup, self.server, rows)
         watched = sum(own.get("watch_seconds", 0.0) for own in tally.metrics.values())

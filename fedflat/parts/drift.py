@@ -12,6 +12,8 @@ from fedflat.core.rows import Number, add_
 from fedflat.core.views import Local, Server, SetupView
 
 log = logging.getLogger(__name__)
+CONTROL = "the correction by control variates, and two of them would undo each other"
+"""What parts claim that add c − c_i to the gradient and refresh c_i by the direction that was applied."""
 
 
 def warn_of_momentum(setup: SetupView, part: Part, remedy: str) -> None:

@@ -11,7 +11,15 @@ from torch import Tensor
 from fedflat.core.fields import NonNegative
 from fedflat.core.part import Part
 from fedflat.core.views import Local, Server, SetupView
-from fedflat.parts.drift import add_pull, begin_pull, control, refreshed_control, remember_drift, step_with_drift
+from fedflat.parts.drift import (
+    CONTROL,
+    add_pull,
+    begin_pull,
+    control,
+    refreshed_control,
+    remember_drift,
+    step_with_drift,
+)
 from fedflat.parts.requirements import require_sgd
 
 
@@ -35,6 +43,7 @@ class FedDC(Part):
     uniform: ClassVar[bool] = True
     needs_mean: ClassVar[bool] = True
     ignores_server_lr: ClassVar[str] = "the mean of the local models plus the mean drift"
+    claims: ClassVar[tuple[str, ...]] = (CONTROL,)
     alpha: NonNegative = 0.01
 
     def check(self, setup: SetupView) -> None:

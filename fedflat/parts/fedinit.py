@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -10,7 +11,11 @@ from torch import Tensor
 
 from fedflat.core.fields import NonNegative
 from fedflat.core.part import Part
-from fedflat.core.views import Local, Server
+from fedflat.core.participation import sampling
+from fedflat.core.views import Local, Server, SetupView
+from fedflat.parts.direction import require_one_model
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -19,6 +24,7 @@ class FedInit(Part):
 
     y_last is the client's last local model; a client that takes part for the first time starts at w. Pulls of other
     parts are towards w, and the update is y_i − w. The client keeps y_last (1); sends 1 down, 1 up.
+    If clients join rarely, keep β (N/|S| − 1) below 1: the server takes over β times the moves that they missed.
 
     Args:
         beta: β, how far to start from w; 0 is FedAvg.
@@ -31,6 +37,18 @@ class FedInit(Part):
     rank: ClassVar[int] = -10  # other parts begin where this one starts
     beta: NonNegative = 0.1
     variant: Literal["paper", "code"] = "paper"
+
+    def check(self, setup: SetupView) -> None:
+        law, value = sampling(setup.experiment.participation)
+        share = {"bernoulli": value, "uniform": value / setup.clients}.get(law) if setup.sampled else None
+        if self.variant == "code":
+            require_one_model(setup, self)
+        elif share and self.beta * (1 / share - 1) > 1:
+            log.warning(
+                "fedinit: between two of its rounds a client waits for about %.3g others; beta=%g times that is above "
+                "1, and where the loss is flat the model then runs away. Take beta < %.2g, or variant='code'",
+                *(1 / share, self.beta, 1 / (1 / share - 1)),
+            )
 
     def broadcast(self, server: Server) -> Mapping[str, Tensor]:
         return {"first": server.state(self).get("first", server.origin)} if self.variant == "code" else {}

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedflat.core.fields import Fraction, NonNegative
 from fedflat.core.part import Part
 from fedflat.core.views import Local, Server, SetupView
-from fedflat.parts.drift import control, refreshed_control, warn_of_momentum
+from fedflat.parts.drift import CONTROL, control, refreshed_control, warn_of_momentum
 from fedflat.parts.requirements import require_sgd
 
 
@@ -61,6 +61,7 @@ class FedMoSWA(Part):
     stacks: ClassVar[bool] = True
     uniform: ClassVar[bool] = True
     ignores_server_lr: ClassVar[str] = "alpha is its server learning rate"
+    claims: ClassVar[tuple[str, ...]] = (CONTROL,)
     rho: Fraction = 0.1
     alpha: NonNegative = 1.5
     gamma: Fraction = 0.2

@@ -14,8 +14,15 @@ from fedflat.core.fields import BelowOne, Fraction, NonNegative, PositiveFractio
 from fedflat.core.part import Backward, Part
 from fedflat.core.rows import add_, dots, norms, unit
 from fedflat.core.views import Local, Server, SetupView, Update
-from fedflat.parts.direction import MIXTURE, last_direction, remember_direction, require_known_steps
-from fedflat.parts.drift import control, refreshed_control
+from fedflat.parts.direction import (
+    MIXTURE,
+    ONE_MODEL,
+    last_direction,
+    remember_direction,
+    require_known_steps,
+    warn_of_growth,
+)
+from fedflat.parts.drift import CONTROL, control, refreshed_control
 
 log = logging.getLogger(__name__)
 
@@ -37,10 +44,12 @@ class FedCM(Part):
     rank: ClassVar[int] = 10  # mixes after the corrections of other parts
     uniform: ClassVar[bool] = True
     claims: ClassVar[tuple[str, ...]] = (MIXTURE,)
+    alone_in: ClassVar[Mapping[str, str]] = ONE_MODEL
     alpha: PositiveFraction = 0.1
 
     def check(self, setup: SetupView) -> None:
         require_known_steps(setup, self)
+        warn_of_growth(setup, self, self.alpha)
 
     def broadcast(self, server: Server) -> Mapping[str, Tensor]:
         return {"m": last_direction(server, self)}
@@ -111,7 +120,8 @@ class FedWMSAM(Part):
     global_gradient: ClassVar[bool] = True
     rank: ClassVar[int] = 10  # mixes after the corrections of other parts
     uniform: ClassVar[bool] = True
-    claims: ClassVar[tuple[str, ...]] = (MIXTURE,)
+    claims: ClassVar[tuple[str, ...]] = (MIXTURE, CONTROL)
+    alone_in: ClassVar[Mapping[str, str]] = ONE_MODEL
     alpha: BelowOne = 0.1
     rho: NonNegative = 0.01
     rate: Fraction = 0.01
@@ -155,7 +165,7 @@ class FedWMSAM(Part):
         state, received = local.state(self), local.received(self)
         own = control(state, local.theta)
         fresh = refreshed_control(local, own, received["c"], local.weighted_steps)
-        similarity = _similarity(local.theta - local.origin, received["m"])
+        similarity = _similarity(local.exchanged(local.theta - local.origin), received["m"])
         local.send(self, c=fresh - own, similarity=similarity)
         state["c"] = fresh
 

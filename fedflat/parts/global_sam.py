@@ -13,6 +13,7 @@ from fedflat.core.fields import Count, NonNegative
 from fedflat.core.part import Backward, Part
 from fedflat.core.rows import norms, unit
 from fedflat.core.views import Local, Server, SetupView, Update
+from fedflat.parts.direction import ONE_MODEL, require_one_model
 from fedflat.parts.requirements import LENGTH, differs
 
 
@@ -35,6 +36,10 @@ class FedLESAM(Part):
     global_gradient: ClassVar[bool] = True
     rho: NonNegative = 0.01
     direction: Literal["own", "last"] = "own"
+
+    def check(self, setup: SetupView) -> None:
+        if self.direction == "last":
+            require_one_model(setup, self)
 
     def broadcast(self, server: Server) -> Mapping[str, Tensor]:
         if self.direction == "own":
@@ -86,7 +91,7 @@ class FedGF(Part):
     )
     global_gradient: ClassVar[bool] = True
     claims: ClassVar[tuple[str, ...]] = (LENGTH,)
-    alone_in: ClassVar[Mapping[str, str]] = {"generate": "'fedgf' looks at the one model that all clients receive"}
+    alone_in: ClassVar[Mapping[str, str]] = ONE_MODEL
     rho: NonNegative = 0.05
     rho_g: NonNegative | None = None
     threshold: NonNegative | None = 0.2

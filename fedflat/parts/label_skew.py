@@ -62,8 +62,9 @@ class FedLC(Part):
 class FedDecorr(Part):
     """Decorrelate the features of a batch, so that they do not collapse to few dimensions under skewed labels.
 
-    f are the features, the head's input, B × d_f; maps are averaged over their positions. The variance is unbiased. A
-    batch of one sample has no term. Features that are almost always zero can make gradients large: set `clip`.
+    f are the features, the head's input, B × d_f; maps and sequences are averaged over their positions. The variance is
+    unbiased. A batch of one sample has no term. Features that are almost always zero can make gradients large: set
+    `clip`.
     Keeps nothing; sends 1 down, 1 up.
     This is the authors' code, to whose scale all published β belong: it is (B − 1)²/B times the mean squared
     correlation between different features. The paper's term ‖K‖²/d_f² would need a β about 60 times as large.
@@ -95,8 +96,9 @@ class FedDecorr(Part):
 
 
 def correlation_penalty(f: Tensor) -> Tensor:
-    """The term of FedDecorr for β = 1."""
-    f = f.flatten(2).mean(2) if f.dim() > 2 else f
+    """The term of FedDecorr for β = 1, of vectors B × d_f, sequences B × positions × d_f or maps B × d_f × H × W."""
+    if f.dim() > 2:
+        f = f.mean(1) if f.dim() == 3 else f.flatten(2).mean(2)
     batch, width = f.shape
     z = (f - f.mean(0)) / (f.var(0) + 1e-8).sqrt()
     products = (z.T @ z).fill_diagonal_(0)

@@ -11,7 +11,14 @@ from torch import Tensor
 from fedflat.core.fields import NonNegative, PositiveFraction
 from fedflat.core.part import Backward, Part
 from fedflat.core.views import Local, Server, SetupView
-from fedflat.parts.direction import MIXTURE, last_direction, remember_direction, require_known_steps
+from fedflat.parts.direction import (
+    MIXTURE,
+    ONE_MODEL,
+    last_direction,
+    remember_direction,
+    require_known_steps,
+    warn_of_growth,
+)
 from fedflat.parts.sam import SAM
 
 
@@ -36,11 +43,13 @@ class MoFedSAM(Part):
     rank: ClassVar[int] = 10  # mixes after the corrections of other parts
     uniform: ClassVar[bool] = True
     claims: ClassVar[tuple[str, ...]] = (MIXTURE,)
+    alone_in: ClassVar[Mapping[str, str]] = ONE_MODEL
     beta: PositiveFraction = 0.1
     rho: NonNegative = 0.1
 
     def check(self, setup: SetupView) -> None:
         require_known_steps(setup, self)
+        warn_of_growth(setup, self, self.beta)
 
     def broadcast(self, server: Server) -> Mapping[str, Tensor]:
         return {"m": last_direction(server, self)}

@@ -20,6 +20,7 @@ from fedflat.core.participation import sampling
 from fedflat.core.rows import bounded
 from fedflat.core.views import Local, Server, SetupView, Update
 from fedflat.parts import accountant as accounts
+from fedflat.parts.requirements import LENGTH
 
 log = logging.getLogger(__name__)
 EDGE = 1e-5  # a norm that close to C was clipped to it
@@ -60,6 +61,7 @@ class DP(Part):
     stacks: ClassVar[bool] = True
     needs_mean: ClassVar[bool] = True
     uniform: ClassVar[bool] = True
+    claims: ClassVar[tuple[str, ...]] = (LENGTH,)
     rank: ClassVar[int] = 50  # clips the update after other parts have changed it
     clip: Positive | None = 1.0
     noise: NonNegative = 1.0
@@ -148,7 +150,8 @@ class DP(Part):
         return float((self.noise**-2 - twice**-2) ** -0.5)
 
     def round_metrics(self, setup: SetupView, server: Server, rows: Sequence[Mapping[str, Any]]) -> Mapping[str, float]:
-        told = {} if self.quantile is None or self.clip is None else {"clip": float(server.state(self)["clip"])}
+        limit = None if self.quantile is None else self.limit(server)
+        told = {} if limit is None else {"clip": limit}
         return told | ({"epsilon": self.epsilon(server)} if self.noise else {})
 
     def epsilon(self, server: Server) -> float:

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedflat.core.part import Part
 from fedflat.core.rows import each
 from fedflat.core.views import Local, Server, SetupView
-from fedflat.parts.drift import control, refreshed_control, step_weights, warn_of_momentum
+from fedflat.parts.drift import CONTROL, control, refreshed_control, step_weights, warn_of_momentum
 from fedflat.parts.requirements import require_sgd
 
 
@@ -33,6 +33,7 @@ class Scaffold(Part):
     )
     stacks: ClassVar[bool] = True
     uniform: ClassVar[bool] = True
+    claims: ClassVar[tuple[str, ...]] = (CONTROL,)
     option: Literal[1, 2] = 2
     momentum_corrected: bool = False
 

@@ -45,14 +45,18 @@ class FedExP(Part):
         return differs(update, self.name, "square", weight * float(norms(update.delta.double()).square()))
 
     def step(self, server: Server, delta: Tensor) -> None:
-        server.state(self)["last"] = server.before.clone()
+        state = server.state(self)
+        state["last"] = server.before.clone()
+        if self.variant == "code":
+            state.setdefault("first_lr", torch.tensor([server.lr], dtype=torch.float64))
         server.theta = server.theta.add(delta, alpha=self._rate(server))
 
     def _rate(self, server: Server) -> float:
         """η."""
         eps = self.eps
         if self.variant == "code":
-            eps *= server.participants * (server.lr / server.experiment.lr) ** 2 if server.experiment.lr else 1.0
+            first = float(server.state(self)["first_lr"])
+            eps *= server.participants * (server.lr / first) ** 2 if first else 1.0
         mean = float(server.total(self)["square"]) / (server.participants if server.uniform else server.samples)
         common = 2 * (float(norms(server.delta.double()).square()) + eps)
         return max(1.0, mean / common) if common > 0 else 1.0

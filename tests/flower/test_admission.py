@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import stat
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -265,6 +266,17 @@ class Blunder(fedflat.Part):
         server.theta = server.theta + delta * (float("inf") if server.round == 2 else 1.0)
 
 
+@dataclass(frozen=True)
+class Flood(fedflat.Part):
+    """Makes the server's state infinite in the first round."""
+
+    name = "flood"
+
+    def end_round(self, server: fedflat.Server) -> None:
+        if server.round == 1:
+            server.theta = server.theta + float("inf")
+
+
 class Notes(fedflat.Callback):
     def __init__(self) -> None:
         self.states: list[dict[str, Tensor]] = []
@@ -282,6 +294,13 @@ def test_a_round_with_a_bad_result_is_void_counted_and_leaves_the_good_one(
     assert same(first, second) and not same(second, third)
     assert [row.get("void") for row in there.metrics] == [None, 1, None]
     assert "round 2 is void" in caplog.text and "is suspected: its update is the longest" in caplog.text
+
+
+@pytest.mark.parametrize("method", ["fedexp", "fedgf", "dp(noise=0.0, quantile=0.5)"])
+def test_a_void_round_ends_no_method_that_records_what_clients_sent(method: str, tmp_path: Path) -> None:
+    fedflat.register(Flood)
+    there, _ = deployed(tmp_path, trial(f"{method}+flood", rounds=2, participation="all"))
+    assert [row.get("void") for row in there.metrics] == [1, None]
 
 
 def test_dp_clips_again_on_the_server() -> None:

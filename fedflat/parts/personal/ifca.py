@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedflat.core import streams
+from fedflat.core.batchnorm import batchnorms
 from fedflat.core.fields import Count
 from fedflat.core.flat import FlatModel
 from fedflat.core.part import Fit, Part
@@ -56,7 +57,11 @@ class IFCA(Part):
         keepers = [part.name for part in setup.parts if isinstance(part, Part) and list(part.private(setup.model))]
         kept = f"and with {', '.join(keepers)} some weights stay with the clients"
         self.require(len(setup.private.theta) == 0, f"it compares whole models, {kept}")
-        starts(setup.model, setup.model.theta, self.k, setup.experiment.seed)
+        e = setup.experiment
+        self.require(self.k == 1 or e.weights is None, "weights= gives one model its start, not k: leave it out")
+        recomputes = e.batchnorm == "recompute" and bool(batchnorms(setup.model.module))
+        self.require(self.k == 1 or not recomputes, "batchnorm='recompute' makes statistics for one model, not for k")
+        starts(setup.model, setup.model.theta, self.k, e.seed)
 
     def _models(self, server: Server) -> Tensor:
         state = server.state(self)
@@ -116,18 +121,27 @@ class IFCA(Part):
 
 
 def starts(model: FlatModel, first: Tensor, k: int, seed: int) -> Tensor:
-    """The k first models, one per row: `first`, and fresh draws of every layer's `reset_parameters`."""
+    """The k first models, one per row: `first`, and fresh draws of the network's initialiser.
+
+    A network of your own is drawn anew layer by layer, by `reset_parameters`.
+    """
     rows = [first.clone()]
     for j in range(1, k):
-        module = model.export(first, model.buffers, model.counters)
         with streams.isolated(seed, "init", j):
-            drawn = set[str]()
-            for name, layer in module.named_modules():
-                if callable(getattr(layer, "reset_parameters", None)):
-                    layer.reset_parameters()
-                    drawn |= {f"{name}.{own}".removeprefix(".") for own, _ in layer.named_parameters(recurse=False)}
-        for span in model.spans:
-            if span.name not in drawn:
-                raise InputError(f"ifca: no layer draws {span.name!r} anew: give its module a reset_parameters()")
-        rows.append(torch.cat([module.get_parameter(span.name).detach().reshape(-1) for span in model.spans]))
+            module = model.make() if model.make else _redrawn(model)
+        parameters = [module.get_parameter(span.name) for span in model.spans]
+        rows.append(torch.cat([p.detach().reshape(-1) for p in parameters]).to(first))
     return torch.stack(rows)
+
+
+def _redrawn(model: FlatModel) -> nn.Module:
+    """The network after the `reset_parameters` of every layer."""
+    module, drawn = model.export(model.theta, model.buffers, model.counters), set[str]()
+    for name, layer in module.named_modules():
+        if callable(getattr(layer, "reset_parameters", None)):
+            layer.reset_parameters()
+            drawn |= {f"{name}.{own}".removeprefix(".") for own, _ in layer.named_parameters(recurse=False)}
+    for span in model.spans:
+        if span.name not in drawn:
+            raise InputError(f"ifca: no layer draws {span.name!r} anew: give its module a reset_parameters()")
+    return module

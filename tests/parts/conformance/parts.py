@@ -155,8 +155,10 @@ COMBINE = (
 """Parts that own the combination of updates."""
 MIXTURE = ("fedcm", "mofedsam", "fedwmsam")
 """Parts that mix the gradient with the last direction, after all others."""
-LENGTH = ("fedgf", "qfedavg")
+LENGTH = ("fedgf", "qfedavg", "dp")
 """Parts that measure or scale updates."""
+CONTROL = ("scaffold", "feddc", "fedmoswa", "fedwmsam")
+"""Parts that correct gradients by control variates."""
 NEED_MEAN = ("feddyn", "feddc", "fedspeed", "adabest", "fedsmoo", "fedgloss", "fedexp", "qfedavg", "fednova", "dp")
 """Parts whose server step is right for own updates or plain means only, such as H̄ = mean H_i."""
 REPLACE_MEAN = (*COMBINE, "bucketing", "nnm")

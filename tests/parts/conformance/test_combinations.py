@@ -20,7 +20,7 @@ from fedflat.runs.result import Run
 from fedflat.runs.runner import run
 
 from .harness import PARTIAL, UNEQUAL, StopAfter, assert_same_bits, make_world, run_library
-from .parts import COMBINE, GRADIENT, LENGTH, MIXTURE, NEED_MEAN, PARTS, REPLACE_MEAN, STEP
+from .parts import COMBINE, CONTROL, GRADIENT, LENGTH, MIXTURE, NEED_MEAN, PARTS, REPLACE_MEAN, STEP
 from .reference import Linear, Mlp, World
 
 SWA = "swa(start=0.34, cycle=1)"
@@ -119,7 +119,7 @@ def one_text_a_part() -> list[str]:
 
 
 def conflict(names: list[str]) -> bool:
-    groups = (GRADIENT, STEP, COMBINE, MIXTURE, LENGTH)
+    groups = (GRADIENT, STEP, COMBINE, MIXTURE, LENGTH, CONTROL)
     claimed_twice = any(sum(name in group for name in names) > 1 for group in groups)
     return claimed_twice or any(one in NEED_MEAN and other in REPLACE_MEAN for one, other in permutations(names, 2))
 

@@ -156,6 +156,16 @@ def test_the_models_of_ifca_start_at_different_points_that_the_seed_determines()
     assert not torch.equal(one[1], one[2]) and not torch.equal(one[1], other[1])
 
 
+def test_fedexp_by_its_code_measures_learning_rates_by_that_of_the_first_round() -> None:
+    """So ε is |S| ε in round 1, also where a warm-up begins below `lr`."""
+    world = make_world(NET, participants=((0, 1, 2, 3),))
+    rates = [
+        run_library(world, method, lr_schedule="warmup(rounds=5)").metrics[0]["fedexp_rate"]
+        for method in ("fedexp(eps=1e-4, variant='code')", "fedexp(eps=4e-4)")
+    ]
+    assert rates[0] == pytest.approx(rates[1]) and rates[0] > 1
+
+
 # ---- what is recorded ----
 
 

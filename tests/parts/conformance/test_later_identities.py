@@ -11,10 +11,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fedflat import Federation, InputError
+from fedflat import Experiment, Federation, InputError
 from fedflat.core.flat import FlatModel
 from fedflat.core.method import Method
+from fedflat.engine.assembly import assemble
 from fedflat.parts.distillation import not_true_divergence
+from fedflat.parts.fedinit import FedInit
 from fedflat.parts.label_skew import correlation_penalty
 from fedflat.parts.personal.ifca import starts
 
@@ -226,6 +228,8 @@ def test_feddecorr_is_the_mean_squared_correlation_on_the_scale_of_the_code() ->
     assert float(correlation_penalty(constant)) == 0
     maps = f[:, :, None, None].expand(9, 4, 2, 2)
     assert float(correlation_penalty(maps)) == pytest.approx(penalty)
+    sequences = f[:, None, :].expand(9, 3, 4)
+    assert float(correlation_penalty(sequences)) == pytest.approx(penalty)
 
 
 def test_a_batch_of_one_sample_has_no_decorrelation(caplog: pytest.LogCaptureFixture) -> None:
@@ -309,6 +313,32 @@ def test_ifca_says_which_parameter_cannot_be_drawn_anew() -> None:
         run_library(make_world(NET), "ifca", module=Odd())
 
 
+@pytest.mark.parametrize("name", ["lenet5", "lenet5(bias=True)", "cnn64(width=4)", "resnet18_nonorm"])
+def test_the_models_of_ifca_start_with_losses_alike(name: str) -> None:
+    """Otherwise one of them is never chosen: some networks are drawn by a law that is not PyTorch's."""
+    e = Experiment(model=name, method="ifca(k=3)", data="digits")
+    images = Federation([(torch.randn(8, 3, 32, 32), torch.arange(8) % 4)] * 4, classes=4)
+    flat = assemble(e, images, None).model
+    x, y = torch.randn(64, 3, 32, 32, generator=torch.Generator().manual_seed(0)), torch.arange(64) % 4
+    with torch.no_grad():
+        losses = []
+        for theta in starts(flat, flat.theta, 3, e.seed):
+            flat.theta.copy_(theta)
+            losses.append(float(nn.functional.cross_entropy(flat(x), y)))
+    assert max(losses) < 3 * min(losses)
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"), [({"weights": "w.safetensors"}, "weights="), ({"batchnorm": "recompute"}, "batchnorm=")]
+)
+def test_ifca_refuses_what_is_made_for_one_model(given: dict[str, Any], reason: str) -> None:
+    module = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    two = Federation([(torch.randn(4, 3), torch.tensor([0, 1, 0, 1]))] * 2, classes=2)
+    with pytest.raises(InputError, match=f"ifca: {reason}"):
+        assembled = assemble(Experiment(method="ifca", **given), two, module)
+        assembled.method.parts[0].check(assembled)
+
+
 def test_a_window_longer_than_the_run_counts_all_rounds() -> None:
     world = make_world(NET, **SIMPLE)
     same_weights(world, "fedgf(threshold=0.4, window=1000)", "fedgf(threshold=0.4, window=5)")
@@ -318,6 +348,41 @@ def test_fedwmsam_beside_momentum_warns(caplog: pytest.LogCaptureFixture) -> Non
     with caplog.at_level(logging.WARNING):
         run_library(make_world(NET, momentum=0.9), "fedwmsam")
     assert any("fedwmsam" in r.getMessage() and "momentum=0" in r.getMessage() for r in caplog.records)
+
+
+@pytest.mark.parametrize("method", ["fedcm(alpha=0.1)", "mofedsam(beta=0.1)"])
+def test_the_last_direction_grows_under_momentum_and_a_warning_says_so(
+    method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of 10 steps with momentum 0.9 the last direction is applied 0.9 times with a mean weight above 1/0.9."""
+    with caplog.at_level(logging.WARNING):
+        run_library(make_world(NET), method)
+        assert not caplog.records
+        run_library(make_world(NET, momentum=0.9), method)
+    assert "up to 10 times" in caplog.text and "Set momentum=0" in caplog.text
+    weights = [(1 - 0.9 ** (10 - k)) / (1 - 0.9) for k in range(10)]
+    assert 0.9 * np.mean(weights) == pytest.approx(3.72, abs=0.02)  # the growth of m per round
+
+
+def test_fedinit_warns_where_the_model_would_run_away(caplog: pytest.LogCaptureFixture) -> None:
+    """On a constant slope the server takes over β times what a client has missed, N/|S| − 1 moves of its own."""
+
+    def last_move(participants: int, beta: float) -> float:
+        draw, w, last = np.random.default_rng(0), 0.0, np.zeros(100)
+        for _ in range(400):
+            chosen = draw.choice(100, participants, replace=False)
+            last[chosen] = w + beta * (w - last[chosen]) - 0.01
+            before, w = w, last[chosen].mean()
+        return abs(w - before)
+
+    assert last_move(10, 0.1) < 0.3 and last_move(5, 0.1) > 100
+    with caplog.at_level(logging.WARNING):
+        for participants in (10, 5):
+            assert not caplog.records
+            hundred = Federation([(torch.randn(2, 3), torch.tensor([0, 1]))] * 100, classes=2)
+            e = Experiment(participation=f"uniform({participants})")
+            FedInit(0.1).check(assemble(e, hundred, nn.Linear(3, 2)))
+    assert "beta < 0.053" in caplog.text
 
 
 @pytest.mark.parametrize(("part", "remedy"), [("scaffold", "momentum_corrected=True"), ("fedmoswa", "option=1")])
@@ -340,7 +405,6 @@ def test_fedntd_needs_three_classes_and_labels() -> None:
 
 
 def run_digits_on(federation: Federation, method: str, model: nn.Module, **given: Any) -> Any:
-    from fedflat import Experiment
     from fedflat.runs.runner import run
 
     experiment = Experiment(method=method, rounds=1, backend="serial", participation="all", local_epochs=1)

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import fedflat
 from fedflat import InputError
@@ -22,6 +23,18 @@ from .test_later_identities import SIMPLE, same_weights
 
 NET = Mlp(3, 5, 2)
 HEAD = NET.layers[0].size  # its first weight
+
+
+@dataclass(frozen=True)
+class Overheard(Part):
+    """Notes the similarity that a client sends, and the update of its body."""
+
+    name: ClassVar[str] = "overheard"
+    rank: ClassVar[int] = 90
+    heard: ClassVar[list[tuple[float, Tensor]]] = []
+
+    def end(self, local: Local) -> None:
+        self.heard.append((float(local.sent["fedwmsam"]["similarity"]), (local.theta - local.origin)[:HEAD]))
 
 
 OWN = {  # small values, for a small network
@@ -60,6 +73,18 @@ def test_dp_refuses_what_sends_more_than_the_update(method: str) -> None:
         run_library(make_world(NET), f"{method}+dp")
 
 
+def test_two_control_variates_would_swing_for_ever() -> None:
+    """Each would refresh c_i by a direction that holds the other's correction: c_i⁺ = g + c − c_i for both."""
+    with pytest.raises(InputError, match="'fedmoswa' and 'scaffold' cannot be combined: both claim"):
+        Method.parse("scaffold+fedmoswa")
+    own, applied = {1.0: 0.0, -1.0: 0.0}, []
+    for _ in range(4):
+        common = sum(own.values()) / 2
+        applied.append(1.0 + 2 * (common - own[1.0]))
+        own = {g: g + 2 * (common - c) - (common - c) for g, c in own.items()}
+    assert applied == [1.0, -1.0, 1.0, -1.0]
+
+
 @pytest.mark.parametrize(
     "pair", [("ifca", "scaffold"), ("ifca", "fedcm"), ("ifca", "swa"), ("ifca", "feddyn"), ("fedcm", "mofedsam")]
 )
@@ -94,12 +119,32 @@ def test_a_mean_of_models_that_nobody_knows_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "pair", [("fedgf", "qfedavg"), ("fedgf", "pfedhn"), ("ifca", "ditto"), ("apfl", "ditto"), ("finetune", "ditto")]
+    "pair",
+    [
+        *(("fedgf", "qfedavg"), ("fedgf", "pfedhn"), ("fedgf", "dp"), ("fedcm", "pfedhn"), ("fedwmsam", "pfedhn")),
+        *(("ifca", "ditto"), ("apfl", "ditto"), ("finetune", "ditto")),
+    ],
 )
 def test_a_part_that_would_mislead_or_hide_another_is_refused_with_both_names(pair: tuple[str, str]) -> None:
     with pytest.raises(InputError) as caught:
         Method.parse("+".join(pair))
     assert all(repr(name) in str(caught.value) for name in pair)
+
+
+@pytest.mark.parametrize("method", ["fedlesam(direction='last')", "fedinit(variant='code')"])
+def test_a_form_that_needs_one_model_for_all_refuses_a_hypernetwork(method: str) -> None:
+    with pytest.raises(InputError, match=rf"{method.split('(')[0]}: it cannot be combined with pfedhn"):
+        run_library(make_world(NET), f"{method}+pfedhn")
+
+
+def test_fedwmsam_compares_what_clients_send() -> None:
+    """The move of a head that stays with the client does not count. With one participant m is its last update."""
+    fedflat.register(Overheard)
+    Overheard.heard.clear()
+    run_library(make_world(NET, participants=((0,), (0,))), "fedwmsam+overheard+fedper", backend="serial")
+    (first, before), (second, now) = Overheard.heard
+    assert first == 0  # there is no m yet
+    assert second == pytest.approx(1 - float(F.cosine_similarity(now, before, dim=0)))
 
 
 def test_ifca_says_who_keeps_weights_with_the_clients() -> None:
