@@ -6,6 +6,7 @@ import math
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -152,12 +153,12 @@ def train_stack(setup: Setup, broadcast: Broadcast, jobs: Jobs) -> Updates:
 
 
 class _Trained(NamedTuple):
-    """The round of one client, or of a stack of clients: for every client its loss and why it cannot be used."""
+    """The round of one client, or of a stack: for every client its loss, why it cannot be used, and its metrics."""
 
     losses: Sequence[float]
     failures: Sequence[str | None]
     delta: Tensor
-    metrics: dict[str, float]
+    metrics: Sequence[dict[str, float]]
     seconds: float
 
 
@@ -165,7 +166,7 @@ def _trained(setup: Setup, broadcast: Broadcast, local: Local, samples: Sequence
     """Run the round, from `begin` to the update that is sent."""
     start, method = time.perf_counter(), setup.method
     local.model.train()
-    loop, delta, metrics = LocalLoop(setup, local, samples), EMPTY, dict[str, float]()
+    loop, delta, metrics = LocalLoop(setup, local, samples), EMPTY, [dict[str, float]()] * len(samples)
     for part in method.filling("begin"):
         part.begin(local)
     method.owner("train").train(local, loop.fit)
@@ -177,7 +178,7 @@ def _trained(setup: Setup, broadcast: Broadcast, local: Local, samples: Sequence
         check_states(local.sent, "what it sends")
         failures = tuple(old or new for old, new in zip(failures, _not_finite(local, broadcast), strict=True))
     if not all(failures):
-        metrics = _client_metrics(setup, local, samples)
+        metrics = _client_metrics(setup, local, samples, failures)
         delta = _outgoing(setup, local, broadcast)
     return _Trained(losses, failures, delta, metrics, time.perf_counter() - start)
 
@@ -188,7 +189,7 @@ def _update(job: Job, local: Local, made: _Trained) -> Update:
     plain = job.client, cast(int, local.samples), made.seconds, job.weight, steps, weighted, made.losses[0]
     if made.failures[0] is not None:
         return Update(*plain, made.failures[0])
-    update = Update(*plain, None, made.metrics, delta=made.delta, sent=local.sent, states=local.states)
+    update = Update(*plain, None, made.metrics[0], delta=made.delta, sent=local.sent, states=local.states)
     if model.buffers.numel() or model.counters.numel():
         update.buffers, update.counters = model.buffers.clone(), model.counters.clone()
     return update
@@ -205,21 +206,32 @@ def _updates(setup: Setup, jobs: Jobs, local: Local, made: _Trained) -> Updates:
         numbers[name] = hosted(getattr(local, name)).flatten().numpy()
     failures = {place: failure for place, failure in enumerate(made.failures) if failure is not None}
     terms, own = stacked_terms(setup, numbers, failures, delta, buffers, sent)
+    for place, metrics in enumerate(made.metrics):
+        if metrics and place not in failures:
+            own.setdefault(place, {})["metrics"] = metrics
     if states or counters.numel():
         for place, (kept, count) in enumerate(zip(each_row(states, len(jobs)), counters.clone(), strict=True)):
             own.setdefault(place, {}).update({"states": kept} | ({"counters": count} if len(count) else {}))
     return Updates(numbers, failures, own, terms)
 
 
-def _client_metrics(setup: Setup, local: Local, samples: Sequence[Samples]) -> dict[str, float]:
-    """What the parts record for the client, and the time that took; such parts do not stack."""
-    parts = setup.method.filling("client_metrics")
+def _client_metrics(
+    setup: Setup, local: Local, samples: Sequence[Samples], failures: Sequence[str | None]
+) -> list[dict[str, float]]:
+    """What the parts record for every client, and the time that took; they look at one client of a stack at a time."""
+    parts, found = setup.method.filling("client_metrics"), list[dict[str, float]]()
     if not parts:
-        return {}
-    start, metrics = time.perf_counter(), dict[str, float]()
-    for part in parts:
-        metrics |= part.client_metrics(setup, local, samples[0])
-    return metrics | {"watch_seconds": round(time.perf_counter() - start, 6)} if metrics else {}
+        return [{}] * len(samples)
+    for place, (member, own, failure) in enumerate(zip(local.members, samples, failures, strict=True)):
+        start, metrics = time.perf_counter(), dict[str, float]()
+        if failure is not None:
+            found.append(metrics)
+            continue
+        with nullcontext() if member is local else setup.model.loaded(member.theta, local.model.buffers[place]):
+            for part in parts:
+                metrics |= part.client_metrics(setup, member, own)
+        found.append(metrics | {"watch_seconds": round(time.perf_counter() - start, 6)} if metrics else {})
+    return found
 
 
 def _outgoing(setup: Setup, local: Local, broadcast: Broadcast) -> Tensor:

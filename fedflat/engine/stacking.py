@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedflat.core import streams
 from fedflat.core.batchnorm import batchnorms
@@ -29,11 +29,13 @@ from fedflat.engine.setup import Broadcast, Jobs, Setup, fresh_server
 from fedflat.tasks.losses import row_losses
 
 log = logging.getLogger(__name__)
-CHOICES = (8, 32, 128, 512)
+CHOICES = (8, 16, 32, 128, 512)
 """The sizes that `auto` tries."""
 LARGE = 1 << 20  # weights: a network of this size is never faster in a stack
 GAIN = 1.1  # how much faster a stack must be in the trial
 REPEATS, SECONDS = 6, 0.5  # of a trial
+LOOK = 1000  # clients whose sizes are compared
+TAKES_MEANS = ("around_forward", "loss")  # slots of parts that may take means over a minibatch
 
 
 def prepare(setup: Setup, picked: int | None = None) -> None:
@@ -68,7 +70,22 @@ def _prepared(setup: Setup, picked: int | None) -> tuple[int, bool, bool]:
             log.info("stack=auto: a worker trains %d clients at once", setup.stack)
         else:
             setup.stack = int(wanted)
+            _tell_of_sizes(setup)
     return setup.stack, setup.pads, setup.folds
+
+
+def _tell_of_sizes(setup: Setup) -> None:
+    """Say once that stacks are small where only clients of the same size can share one."""
+    clients = range(min(setup.clients, LOOK))
+    sizes = len(set(setup.federation.sizes_of(clients).tolist()))
+    if not setup.pads and sizes > 1:
+        parts = [p.name for slot in TAKES_MEANS for p in setup.method.filling(slot)]
+        who = f"the part {parts[0]!r}" if parts else "the network or the loss"
+        log.warning(
+            "stack=%d: only clients with equally many samples train together, and the sizes of %d clients differ (%d "
+            "sizes), since %s treats minibatches as a whole",
+            *(setup.stack, len(clients), sizes, who),
+        )
 
 
 def _examined(setup: Setup) -> str | None:
@@ -108,7 +125,8 @@ def _tried(setup: Setup, x: object, y: Tensor) -> str | None:
             losses = stacked.each(lambda x, y: criterion(stacked(x), y), *twice)
             losses.backward(torch.ones_like(losses))
     except Exception as error:
-        reason = str(error).strip().split("\n")[0][:160]
+        drawn = "randomness" in str(error)  # `torch.vmap` names its own flags
+        reason = "it draws random numbers" if drawn else str(error).strip().split("\n")[0][:160]
         return f"{' → '.join(entered) or 'the loss'} cannot be vectorised over clients: {reason}"
     finally:
         model.grad.zero_()
@@ -117,7 +135,7 @@ def _tried(setup: Setup, x: object, y: Tensor) -> str | None:
         losses, alone.expand(2), rtol=1e-3, atol=1e-5, equal_nan=True
     ):
         return f"{type(model.module).__name__} computes something else for stacked clients"
-    quiet = not any(setup.method.filling(slot) for slot in ("around_forward", "loss"))  # they may take means
+    quiet = not any(map(setup.method.filling, TAKES_MEANS))
     setup.pads = quiet and not stacked.draws and _fills_up(setup, x, y)
     setup.folds = all(_folds(setup, x, y, training) for training in (False, True))
     return None
@@ -159,13 +177,15 @@ def _folds(setup: Setup, x: object, y: Tensor, training: bool) -> bool:
 def _noting(setup: Setup, entered: list[str]) -> Iterator[None]:
     """Keep the names of the modules whose forward pass is under way in `entered`."""
 
-    def enter(name: str) -> None:
-        entered.append(name)
+    def enter(module: nn.Module, what: str) -> None:
+        if module is setup.model.module:
+            entered.clear()  # a second attempt
+        entered.append(what)
 
     with ExitStack() as hooks:
         for name, module in setup.model.module.named_modules():
             what = f"{name} ({type(module).__name__})" if name else type(module).__name__
-            hooks.enter_context(module.register_forward_pre_hook(lambda *_, what=what: enter(what)))
+            hooks.enter_context(module.register_forward_pre_hook(lambda module, _, what=what: enter(module, what)))
             hooks.enter_context(module.register_forward_hook(lambda *_: entered and entered.pop() and None))
         yield
 

@@ -40,6 +40,13 @@ class Observer(Part):
         """Whether metrics are recorded in this round."""
         return round % self.every == 0 or round == rounds
 
+
+@dataclass(frozen=True)
+class ClientObserver(Observer):
+    """An observer of what every client sends; it looks at one client of a stack at a time."""
+
+    stacks: ClassVar[bool] = True
+
     def client_metrics(self, setup: SetupView, local: Local, samples: Samples) -> Mapping[str, float]:
         if not self.due(local.round, local.rounds):
             return {}
@@ -55,7 +62,7 @@ class Observer(Part):
 
 
 @dataclass(frozen=True)
-class Drift(Observer):
+class Drift(ClientObserver):
     """How the clients' models diverge: cosine to the received model and norm of each; diversity and consistency.
 
     consistency = Σ p_m ‖Δ_m‖²,  centred: minus ‖Σ p_m Δ_m‖²,  diversity = consistency / ‖Σ p_m Δ_m‖²
@@ -80,7 +87,7 @@ class Drift(Observer):
 
 
 @dataclass(frozen=True)
-class GSNR(Observer):
+class GSNR(ClientObserver):
     """Gradient signal-to-noise ratio of every client's model on its data: sum and mean over the weights (FedCONST)."""
 
     def look(self, setup: SetupView, local: Local, samples: Samples) -> Mapping[str, float]:
@@ -89,7 +96,7 @@ class GSNR(Observer):
 
 
 @dataclass(frozen=True)
-class GSNRFirst(Observer):
+class GSNRFirst(ClientObserver):
     """The same at the weights received, before the first local step (FedCONST paper, fig. 14a)."""
 
     name: ClassVar[str] = "gsnr_first"
@@ -101,10 +108,11 @@ class GSNRFirst(Observer):
 
 
 @dataclass(frozen=True)
-class EpochNorms(Observer):
+class EpochNorms(ClientObserver):
     """Norm of a client's weights and their cosine to the received ones after each local epoch (FedCONST, fig. 15)."""
 
     name: ClassVar[str] = "epoch_norms"
+    stacks: ClassVar[bool] = False  # it counts one client's steps
 
     def constrain_weights(self, local: Local) -> None:
         if not self.due(local.round, local.rounds):
@@ -124,7 +132,7 @@ class EpochNorms(Observer):
 
 
 @dataclass(frozen=True)
-class ClientCurvature(Observer):
+class ClientCurvature(ClientObserver):
     """Largest Hessian eigenvalue of every client's model on its own data, whenever it trains (FedASAM, fig. 4)."""
 
     name: ClassVar[str] = "client_curvature"
@@ -135,7 +143,7 @@ class ClientCurvature(Observer):
 
 
 @dataclass(frozen=True)
-class FeatureNorms(Observer):
+class FeatureNorms(ClientObserver):
     """Mean norm of the outputs of every participant's trained model on its own data."""
 
     name: ClassVar[str] = "feature_norms"

@@ -29,6 +29,7 @@ class FedExP(Part):
     """
 
     formula: ClassVar[str] = "η = max(1, Σ_S p_i ‖Δ_i‖² / (2 (‖Δ̄‖² + ε))),  w ← w + η Δ̄,  evaluated: (w + w_last) / 2"
+    stacks: ClassVar[bool] = True
     rank: ClassVar[int] = 1  # an average of `swa` is evaluated rather than this one
     needs_mean: ClassVar[bool] = True
     ignores_server_lr: ClassVar[str] = "it chooses the server's learning rate itself"
@@ -36,7 +37,7 @@ class FedExP(Part):
     variant: Literal["paper", "code"] = "paper"
 
     def upload(self, local: Local, delta: Tensor) -> Tensor:
-        weight = 1.0 if local.uniform else float(local.samples)
+        weight = 1.0 if local.uniform else local.samples
         local.send(self, square=weight * norms(delta.double()).square())
         return delta
 
@@ -82,6 +83,7 @@ class QFedAvg(Part):
     """
 
     formula: ClassVar[str] = "w ← w + Σ_S F_i^q Δ_i / Σ_S h_i,  h_i = F_i^q + q F_i^(q−1) ‖Δ_i‖² / η_l"
+    stacks: ClassVar[bool] = True
     uniform: ClassVar[bool] = True
     needs_mean: ClassVar[bool] = True
     ignores_server_lr: ClassVar[str] = "the losses of the clients determine it"
@@ -98,7 +100,7 @@ class QFedAvg(Part):
 
     def upload(self, local: Local, delta: Tensor) -> Tensor:
         if self.q == 0:
-            local.send(self, h=delta.new_ones(1, dtype=torch.float64))
+            local.send(self, h=torch.ones_like(norms(delta), dtype=torch.float64))
             return delta
         loss: Tensor = local.scratch(self)["loss"]
         weight = loss**self.q

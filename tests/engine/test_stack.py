@@ -205,6 +205,36 @@ def test_what_cannot_be_stacked_is_named_once_and_trains_one_by_one(
     assert_same_bits(fallen_back, trained(method, model=model, drop_last=True))
 
 
+class Drawing(nn.Module):
+    """Draws random numbers as no rule of a stack knows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 0.01 * torch.randn(x.shape, dtype=x.dtype)
+
+
+def test_a_module_that_draws_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    """The second attempt of the trial must not repeat the names of the first."""
+    model = nn.Sequential(nn.Flatten(), nn.Sequential(Drawing()), nn.Linear(64, 3))
+    trained("fedavg", stack=4, model=model, rounds=1)
+    told = next(r.getMessage() for r in caplog.records if "one by one" in r.getMessage())
+    assert told.endswith(
+        "Sequential → 1 (Sequential) → 1.0 (Drawing) cannot be vectorised over clients: it draws random numbers"
+    )
+
+
+@pytest.mark.parametrize(("method", "named"), [("man", "the part 'man'"), ("fedavg", "the network or the loss")])
+def test_stacks_that_fall_apart_by_size_are_told_of(method: str, named: str, caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 9), nn.Dropout(0.4) if method == "fedavg" else nn.ReLU(), nn.Linear(9, 3)
+    )
+    trained(method, stack=4, model=model, rounds=1)
+    told = [r.getMessage() for r in caplog.records if "equally many samples" in r.getMessage()]
+    assert len(told) == 1 and named in told[0] and "5 sizes" in told[0]
+    caplog.clear()
+    trained(method, stack=4, model=model, rounds=1, federation=federation((6, 6, 6, 6, 6, 6)))
+    assert not caplog.records
+
+
 def test_errors_name_the_client() -> None:
     class Refusing(TensorSamples):
         def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:

@@ -56,6 +56,18 @@ def test_looking_changes_no_bit_of_the_result(backend: str) -> None:
     assert [row["accuracy"] for row in quiet.metrics] == [row["accuracy"] for row in seen.metrics]
 
 
+@pytest.mark.parametrize("backend", ["serial", "pool"])
+def test_looking_at_stacked_clients_changes_no_bit_either(backend: str) -> None:
+    """And it finds what it finds of the same clients one by one, but for rounding."""
+    names = tuple(name for name in ALL if name != "epoch_norms")  # it trains clients one by one, and says so
+    quiet, seen = watched((), backend=backend, stack=3), watched(names, backend=backend, stack=3)
+    assert seen._state.setup.stack == 3 and same(quiet.server_weights, seen.server_weights)
+    for mine, alone in zip(seen.clients, watched(names).clients, strict=True):
+        figures = mine.keys() - {"seconds", "watch_seconds"}
+        assert mine.keys() == alone.keys()
+        assert all(mine[name] == pytest.approx(alone[name], rel=1e-3, abs=1e-5) for name in figures)
+
+
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
 def test_drift_is_that_of_the_updates(weighting: str) -> None:
     run = watched(("drift",), rounds=1, method="test_updates", weighting=weighting)
