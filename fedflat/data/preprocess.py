@@ -82,8 +82,12 @@ class Preprocess:
         rows = _rows(padded, width * channels, starts + images).to(tables.scale.dtype)
         if self.black:
             return rows.mul_(tables.scale).add_(tables.shift)
-        # The border must become 0: gather the shift from a canvas that is 0 there, by the same windows.
-        return _rows(tables.canvas, width * channels, starts).addcmul_(rows, tables.scale)
+        # The border must stay 0: there is no shift beside an image, nor above and below it.
+        shifts, windows = _rows(tables.line, width * channels, corner[1] * channels), rows.view(batch, height, -1)
+        torch.addcmul(shifts.unsqueeze(1), windows, tables.scale, out=windows)
+        down = corner[0][:, None] + np.arange(height) - self.pad
+        beyond = torch.from_numpy(np.flatnonzero((down < 0) | (down >= height)))
+        return rows.index_fill_(0, on(beyond, rows.device), 0.0)
 
     def _mirror_some(self, pixels: Tensor, stream: Stream) -> tuple[Tensor, np.ndarray[Any, Any]]:
         """Some images (B, H, W, C), mirrored from left to right; and where each image is if these follow `pixels`."""
@@ -102,12 +106,12 @@ class Preprocess:
 class _Tables:
     """What one image size needs again and again.
 
-    scale, shift: of a row of pixels (W·C). canvas: shift inside, 0 on the border.
+    scale, shift: of a row of pixels (W·C). line: `shift` with a border of 0 on both sides.
     """
 
     scale: Tensor
     shift: Tensor
-    canvas: Tensor
+    line: Tensor
 
 
 @lru_cache(maxsize=16)
@@ -119,10 +123,8 @@ def _tables(
         raise InputError(f"{len(mean)} channel means and {len(std)} deviations for images of {channels} channels")
     scale = (1 / (recipe.scale * std)).expand(width, channels).reshape(-1).to(dtype)
     shift = (-mean / std).expand(width, channels).reshape(-1).to(dtype)
-    pad, line = recipe.pad, (width + 2 * recipe.pad) * channels
-    canvas = torch.zeros(height + 2 * pad, line, dtype=dtype)
-    canvas[pad : pad + height, pad * channels : pad * channels + width * channels] = shift
-    return _Tables(*(table.to(device) for table in (scale, shift, canvas)))
+    line = torch.nn.functional.pad(shift, (recipe.pad * channels,) * 2)
+    return _Tables(*(table.to(device) for table in (scale, shift, line)))
 
 
 def _rows(tensor: Tensor, length: int, starts: np.ndarray[Any, Any]) -> Tensor:
