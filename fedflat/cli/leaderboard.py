@@ -63,13 +63,13 @@ SHOWN = ("setting", "method", "accuracy", "against FedAvg", "time ÷ FedAvg", "n
 
 def _list(plan: Plan, methods: list[str]) -> int:
     from fedflat.console import console, plain_table, tell
-    from fedflat.core.registry import known_parts
+    from fedflat.report.board.checks import rankable
 
     tried = {method: plan.variants(method) for method in methods}
     console().print(plain_table(("method", "tried as"), [(name, ", ".join(texts)) for name, texts in tried.items()]))
     tries = sum(len(plan.search["lr"]) + len(texts) - 1 for texts in tried.values())
     finals = len(methods) * plan.seeds
-    out = {name: why for name, part in known_parts().items() if (why := plan.why_not(part))}
+    out = {name: why for name in rankable() if (why := plan.why_not(name))}
     tell("\n".join(f"not ranked: {name}: {why}" for name, why in out.items()))
     settings = len(plan.settings)
     tell(

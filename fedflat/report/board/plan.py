@@ -6,24 +6,24 @@ Keys of the file:
 - `search`: `rounds`, and `lr`, the learning rates to try.
 - `values`: by `part.field`, the values to try of a part's main hyper-parameter. Without an entry: the first field that
   is a positive number, at a third of its default, at the default and at three times it.
-- `combinations`: sums of parts to rank beside the single ones.
-- `leave_out`: by part, why it is not ranked. Methods without a common model are left out anyway.
+- `combinations`: methods to rank beside the single parts. A part whose main hyper-parameter is given is not searched.
+- `leave_out`: by part, why it is not ranked by itself. Methods without a common model are left out anyway.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin, get_type_hints
 
 from fedflat.core.method import Method
-from fedflat.core.part import Part
 from fedflat.core.registry import known_parts
+from fedflat.data.share import split_call
+from fedflat.engine.assembly import check_spelling
 from fedflat.errors import InputError, UnknownNameError
-from fedflat.experiment import Experiment, check_names, read_toml
-from fedflat.parts import SUMS
+from fedflat.experiment import Experiment, read_toml
+from fedflat.report.board import checks
 from fedflat.report.board.entry import BASELINE
 from fedflat.specs import Call, parse, parse_sum
 
@@ -47,32 +47,35 @@ class Plan:
     leave_out: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for values in (self.experiment, *self.settings.values()):
-            check_names(dict(values))
-        for name, wanted in (("rounds", int), ("lr", list)):
-            if not isinstance(self.search.get(name), wanted) or not self.search[name]:
-                raise InputError(
-                    f"[search] of a leaderboard needs {name!r}, {'a number' if wanted is int else 'a list'}"
-                )
-        for name in self.search:
-            if name not in ("rounds", "lr"):
-                raise UnknownNameError("entry of [search]:", name, ("rounds", "lr"))
+        for name, kind in get_type_hints(Plan).items():
+            checks.check_kind(name, getattr(self, name), get_origin(kind) or kind)
+        for name in ("seeds", "samples"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} must be 1 or more, not {getattr(self, name)}")
+        checks.check_search(self.search)
+        checks.check_values(self.values)
+        checks.check_combinations(self.combinations)
+        checks.check_left_out(self.leave_out)
+        self._check_settings()
+
+    def _check_settings(self) -> None:
+        """Build every experiment once, so that a mistake in the last setting does not cost the runs of the others."""
         if not self.settings:
             raise InputError("a leaderboard needs at least one setting in [settings]")
-        if self.seeds < 1:
-            raise InputError(f"seeds must be 1 or more, got {self.seeds}")
-        for name in self.values:
-            part, _, own = name.partition(".")
-            if part not in (*known_parts(), *SUMS):
-                raise UnknownNameError("part in [values]:", part, (*known_parts(), *SUMS))
-            if own not in _defaults(part):
-                raise UnknownNameError(f"field of {part!r} in [values]:", own, _defaults(part))
+        checks.check_fields("[experiment]", self.experiment)
+        for name, values in self.settings.items():
+            checks.check_fields(key := f'[settings."{name}"]', values)
+            with checks.at(f"{key} with [experiment]"):
+                for lr in self.search["lr"]:
+                    for experiment in (self.setting(name, lr=lr), self.searched(name, lr=lr)):
+                        check_spelling(experiment)
+                        split_call(parse(experiment.data))
 
     def methods(self, added: Sequence[str] = (), only: Sequence[str] = ()) -> list[str]:
         """All methods to rank, FedAvg first. added: the user's own; only: the names to keep beside FedAvg."""
-        every = [name for name, part in known_parts().items() if not self.why_not(part)]
-        found = list(dict.fromkeys([BASELINE, *every, *SUMS, *self.combinations, *added]))
-        for method in found:
+        every = [name for name in checks.rankable() if not self.why_not(name)]
+        found = list(dict.fromkeys([BASELINE, *every, *self.combinations, *added]))
+        for method in added:
             Method.parse(method)
         for name in only:
             if name not in found:
@@ -86,9 +89,10 @@ class Plan:
                 raise UnknownNameError("setting of the leaderboard:", name, self.settings)
         return replace(self, settings={name: self.settings[name] for name in names}) if names else self
 
-    def why_not(self, part: type[Part]) -> str:
-        """Why a part is not ranked by itself; empty if it is."""
-        return NO_COMMON_MODEL if part.judged_by == "clients" else self.leave_out.get(part.name, "")
+    def why_not(self, name: str) -> str:
+        """Why a part or a famous sum is not ranked by itself; empty if it is."""
+        part = known_parts().get(name)
+        return NO_COMMON_MODEL if part and part.judged_by == "clients" else self.leave_out.get(name, "")
 
     def setting(self, name: str, **changes: Any) -> Experiment:
         """The experiment of a setting."""
@@ -117,23 +121,19 @@ class Plan:
         return found[len(found) // 2]
 
     def _main(self, call: Call) -> tuple[str, Sequence[Any]]:
-        """The field of a call to search, and its values; no name if there is none or the call gives values itself."""
-        if call.args or call.kwargs:
-            return "", ()
+        """The field of a call to search, and its values; no name if there is none or the call gives its value."""
+        name, values = self._tried(call.name)
+        return ("", ()) if call.args or name in call.kwargs else (name, values)
+
+    def _tried(self, part: str) -> tuple[str, Sequence[Any]]:
+        """The main hyper-parameter of a part and the values to try of it; no name if it has none."""
         for name, values in self.values.items():
-            part, _, own = name.partition(".")
-            if part == call.name:
-                return own, values
-        for name, usual in _defaults(call.name).items():
+            if name.startswith(f"{part}."):
+                return name.removeprefix(f"{part}."), values
+        for name, usual in checks.usual_values(part).items():
             if isinstance(usual, float) and usual > 0:
                 return name, [float(f"{usual / 3:.2g}"), usual, float(f"{usual * 3:.2g}")]
         return "", ()
-
-
-def _defaults(name: str) -> dict[str, Any]:
-    """The fields of a part or of a named sum, and their defaults."""
-    made = known_parts().get(name) or SUMS.get(name)
-    return {} if made is None else {key: value.default for key, value in inspect.signature(made).parameters.items()}
 
 
 def _with(calls: Sequence[Call], place: int, name: str, value: Any) -> str:
@@ -143,6 +143,7 @@ def _with(calls: Sequence[Call], place: int, name: str, value: Any) -> str:
 
 
 def _valid(method: str) -> bool:
+    """Whether the method exists: three times a default, or a third of it, may be outside of the field's range."""
     try:
         Method.parse(method)
     except InputError:
@@ -159,4 +160,5 @@ def load_plan(path: str | Path) -> Plan:
     lacking = [name for name in ("settings", "experiment", "search") if name not in values]
     if lacking:
         raise InputError(f"{path} is not a leaderboard: it lacks [{']; ['.join(lacking)}]")
-    return Plan(**values)
+    with checks.at(str(path)):
+        return Plan(**values)

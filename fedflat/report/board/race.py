@@ -9,9 +9,10 @@ from pathlib import Path
 from fedflat.core import streams
 from fedflat.data import Federation, load_federation
 from fedflat.engine.assembly import make_setup
-from fedflat.errors import FedflatError, one_line
+from fedflat.errors import FedflatError, InputError, one_line
 from fedflat.experiment import Experiment
-from fedflat.report.board.entry import Entry
+from fedflat.report.board.checks import at
+from fedflat.report.board.entry import BASELINE, Entry
 from fedflat.report.board.plan import Plan
 from fedflat.runs.records import record_of
 from fedflat.runs.series import Member, run_all, series
@@ -24,7 +25,17 @@ Say = Callable[[str], None]
 def race(plan: Plan, methods: Sequence[str], out: Path, root: str | None, say: Say) -> list[Entry]:
     """Search and run all methods, one setting after another; one entry for each method and setting."""
     checker = Checker(root)
+    _check_settings(plan, checker)
     return [entry for setting in plan.settings for entry in _race_in(setting, plan, methods, out, checker, say)]
+
+
+def _check_settings(plan: Plan, checker: Checker) -> None:
+    """Refuse a setting that FedAvg cannot be run in, before the runs of any other setting are made."""
+    for name in plan.settings:
+        for experiment in (plan.searched(name, method=BASELINE), plan.setting(name, method=BASELINE)):
+            with at(f'[settings."{name}"] with [experiment]'):
+                if why := checker.refusal(experiment):
+                    raise InputError(why)
 
 
 def _race_in(setting: str, plan: Plan, methods: Sequence[str], out: Path, checker: Checker, say: Say) -> list[Entry]:
