@@ -6,7 +6,9 @@ A TOML file in `presets/tables/`, or your own, has these keys:
 - `figures`: one list per row with the paper's values as printed, in the order of the columns; "" means no such cell,
   "–" a cell that the paper does not print, or only draws.
 - `claims`: what is tested, stated before anything is run. Each has `says`, the sentence; `row` and `than`, the two rows
-  that are compared; `lower = true` if the first is to have the lower value; `columns`, those it is about [all].
+  that are compared; `columns`, those it is about [all]. The first row is to have the higher value, or with
+  `lower = true` the lower, with `either = true` another, with `within = x` the same but for x, in the unit of the
+  quantity. `beyond`, a column: its difference is taken off, so that the claim is about two gains.
 - `samples`: the number of samples on which Hessians are analysed [1000].
 - `watch`, `watch_every`: what to record beside accuracy, as in `fedflat run`.
 - `scales`: smaller versions of the table. Each has `changes` for all cells, the `rows` and `columns` that remain (with
@@ -24,6 +26,7 @@ from typing import Any
 from fedflat.errors import InputError, UnknownNameError
 from fedflat.experiment import Experiment, read_toml
 from fedflat.presets import FOLDER, Values, load_preset
+from fedflat.report.table_checks import check
 
 FULL = "full"  # the scale of the paper
 
@@ -66,30 +69,7 @@ class Table:
     scales: Mapping[str, Values] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for row in self.rows:
-            if len(self.figures.get(row, ())) != len(self.columns):
-                raise InputError(f"table {self.id}: row {row!r} needs a figure for each of {len(self.columns)} columns")
-        for claim in (claim for source in (self.__dict__, *self.scales.values()) for claim in source.get("claims", ())):
-            self._check(claim)
-        for scale in self.scales.values():
-            for kind, known in (("row", self.rows), ("column", self.columns)):
-                for name in set(scale.get(f"{kind}s", ())) - set(known):
-                    raise UnknownNameError(f"{kind} of table {self.id}:", name, known)
-
-    def _check(self, claim: Values) -> None:
-        known = ("says", "row", "than", "lower", "columns")
-        for name in claim:
-            if name not in known:
-                raise UnknownNameError(f"entry of a claim of table {self.id}:", name, known)
-        for key in ("says", "row", "than"):
-            if key not in claim:
-                raise InputError(f"table {self.id}: a claim needs {key!r}, got {dict(claim)}")
-        for key in ("row", "than"):
-            if claim[key] not in self.rows:
-                raise UnknownNameError(f"row of table {self.id}:", claim[key], self.rows)
-        for column in claim.get("columns", ()):
-            if column not in self.columns:
-                raise UnknownNameError(f"column of table {self.id}:", column, self.columns)
+        check(vars(self), f"table {self.id}")
 
     def setting(self, name: str, scale: str = FULL) -> Any:
         """`claims`, `samples`, `watch` or `watch_every` of a scale, or else of the table."""

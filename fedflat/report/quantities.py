@@ -13,6 +13,7 @@ from statistics import fmean, stdev
 
 from fedflat import specs
 from fedflat.core.curves import is_share, round_reaching, tail_mean
+from fedflat.experiment import Experiment
 from fedflat.runs.records import Record
 from fedflat.words import MISSING
 
@@ -103,6 +104,11 @@ def study_of(quantity: str) -> str | None:
 def measured(quantity: str, record: Record) -> float | None:
     """The value of a quantity, such as "tail(rounds=100)", for a run; None if it cannot be computed yet."""
     return specs.build("quantity", specs.parse(quantity), QUANTITIES, record)
+
+
+def check_quantity(quantity: str) -> None:
+    """Refuse what no run has: an unknown name, or a value that does not fit."""
+    measured(quantity, Record(Experiment(), []))
 
 
 def by_seed(quantity: str, records: Sequence[Record]) -> dict[int, float]:

@@ -6,20 +6,18 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from fedflat.presets import Values
+from fedflat.report.claims import gain, judged
 from fedflat.report.paper_table import Cell
 from fedflat.report.quantities import by_seed, shown, study_of, summary
-from fedflat.report.significance import compared
 from fedflat.report.tabular import markdown
 from fedflat.runs.files import write_atomically
 from fedflat.runs.records import record_of
 from fedflat.runs.series import Member, series
 from fedflat.runs.sharing import locked
 from fedflat.studies.study import study
-from fedflat.words import MISSING
 
 HEADS = ("column", "row", "ours", "paper")
 
@@ -73,38 +71,34 @@ def _is_there(run: Member, name: str, samples: int) -> bool:
     return (made.get("samples"), made.get("rounds")) == (samples, run.experiment.rounds) and "headline" in made
 
 
-ABOUT_P = "p is two-sided and of each claim by itself, paired over seeds; below 0.05 it counts as decided."
+ABOUT_P = (
+    "p is two-sided and of each claim by itself, paired over seeds; below 0.05 it counts as decided. Where a claim "
+    "states within how much two rows are equal, p is the larger of two one-sided ones: below 0.05 the difference is "
+    "smaller than that, above 0.95 it is larger."
+)
 CLAIM_HEADS = ("claim", "column", "difference", "p", "seeds", "verdict")
 
 
-def tested(claims: Sequence[Values], cells: Sequence[Cell], out: Path, level: float = 0.05) -> list[dict[str, Any]]:
-    """One dict per claim and column: difference of the means, p-value, test, seeds and verdict.
+def tested(claims: Sequence[Values], cells: Sequence[Cell], out: Path) -> list[dict[str, Any]]:
+    """One dict per claim and column: difference of the means, p-value, test, seeds and verdict, see `claims.judged`.
 
-    The test is Student's, paired over common seeds, and Welch's where there are too few. "confirmed": significant in
-    the direction that the claim states; "contradicted": significant in the other; else "not decidable".
+    With `beyond`, the difference is that of two gains: in the column, and in the one that `beyond` names.
     """
+    known = {(cell.row, cell.column): cell for cell in cells}
     found = []
     for claim in claims:
-        rows = {name: {c.column: c for c in cells if c.row == claim[name]} for name in ("row", "than")}
-        for column in claim.get("columns", rows["row"]):
-            if all(column in row for row in rows.values()):
-                pair = [rows["row"][column], rows["than"][column]]
-                found.append({"claim": claim["says"], "column": column} | _verdict(pair, claim, out, level))
+        for column in claim.get("columns", dict.fromkeys(cell.column for cell in cells)):
+            columns = [column, *([claim["beyond"]] if "beyond" in claim else [])]
+            places = [(claim[row], name) for name in columns for row in ("row", "than")]
+            if all(place in known for place in places):
+                groups = [_values(known[place], out) for place in places]
+                one, other = (gain(*groups[:2]), gain(*groups[2:])) if "beyond" in claim else groups
+                found.append({"claim": claim["says"], "column": column} | judged(claim, one, other))
     return found
 
 
-def _verdict(pair: Sequence[Cell], claim: Values, out: Path, level: float) -> dict[str, Any]:
-    runs = [[record_of(run.folder) for run in runs_of([cell], out) if run.finished] for cell in pair]
-    one, other = (by_seed(cell.quantity, done) for cell, done in zip(pair, runs, strict=True))
-    seeds = sorted(one.keys() & other.keys())
-    if not one or not other or not all(map(math.isfinite, (*one.values(), *other.values()))):
-        return {"difference": MISSING, "p": MISSING, "test": None, "seeds": len(seeds), "verdict": "not decidable"}
-    gap = fmean(one.values()) - fmean(other.values())
-    test, verdict = compared(one, other), "not decidable"
-    if test and test.p < level:
-        verdict = "confirmed" if (gap < 0) == claim.get("lower", False) else "contradicted"
-    p = f"{test.p:.3f}" if test else "too few seeds"
-    return {"difference": f"{gap:+.4g}", "p": p, "test": test and test.name, "seeds": len(seeds), "verdict": verdict}
+def _values(cell: Cell, out: Path) -> dict[int, float]:
+    return by_seed(cell.quantity, [record_of(run.folder) for run in runs_of([cell], out) if run.finished])
 
 
 def write(

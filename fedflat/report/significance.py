@@ -51,6 +51,24 @@ def welch(one: Sequence[float], other: Sequence[float]) -> TTest:
     return TTest("Welch's t-test", _ratio(fmean(one) - fmean(other), sum(errors)), freedom)
 
 
+def equivalence(one: Mapping[int, float], other: Mapping[int, float], margin: float) -> float:
+    """p-value of means that differ by less than `margin`: the larger one of two one-sided tests, as `compared` chooses.
+
+    1 − p is the one-sided p-value of means that differ by more, so a p above 0.95 tells of a difference beyond it.
+
+    >>> near, far = {0: 1.0, 1: 1.1, 2: 1.2}, {0: 1.1, 1: 1.1, 2: 1.1}
+    >>> equivalence(near, far, 1.0) < 0.05, equivalence(near, far, 0.01) < 0.05
+    (True, False)
+    """
+    found = []
+    for side in (1, -1):
+        test = compared(one, {seed: value + side * margin for seed, value in other.items()})
+        if test is None:
+            raise ValueError(f"{ENOUGH} seeds or more are needed, got {sorted(one)} and {sorted(other)}")
+        found.append(test.p / 2 if side * test.statistic < 0 else 1 - test.p / 2)
+    return max(found)
+
+
 def holm(values: Sequence[float | None]) -> list[float | None]:
     """p-values of several tests, corrected for their number by Holm's step-down method; None is no test.
 

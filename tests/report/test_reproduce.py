@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import signal
 import subprocess
@@ -16,8 +17,11 @@ from fedflat.core.method import Method
 from fedflat.errors import InputError
 from fedflat.experiment import Experiment
 from fedflat.parts.swa import SWA
+from fedflat.presets import Values
+from fedflat.report.claims import judged
 from fedflat.report.paper_table import load_table, table_files
 from fedflat.report.quantities import measured, shown, summary
+from fedflat.report.significance import equivalence
 from fedflat.runs.records import Record
 from fedflat.runs.series import Member
 
@@ -69,7 +73,7 @@ def test_a_table_is_made_of_experiments_and_figures(name: str) -> None:
     table = load_table(name)
     for scale in ("full", *table.scales):
         cells = table.cells(scale)
-        assert cells and all(cell.experiments or cell.missing for cell in cells)
+        assert cells and all(cell.experiments for cell in cells)
         assert all(re.fullmatch(r"\d+\.\d+( ± \d+\.\d+)?|-?\d+\+?|–", cell.figure) for cell in cells)
     small = table.scales["small"]
     assert small["minutes"] <= 180 and small["about"]
@@ -131,6 +135,45 @@ def test_a_scale_that_is_to_decide_states_its_claims_its_reason_and_three_seeds_
             assert not {run.seed for cell in table.cells("pilot") for run in cell.experiments} & {0, 1, 2}
 
 
+@pytest.mark.parametrize("name", table_files())
+def test_no_claim_of_a_paper_is_against_the_papers_own_figures(name: str) -> None:
+    table = load_table(name)
+    for scale in table.scales:
+        figures = {(cell.row, cell.column): _number(cell.figure) for cell in table.cells(scale)}
+        for claim in table.setting("claims", scale):
+            for column in claim.get("columns", dict.fromkeys(column for _, column in figures)):
+                gap = _gap(figures, claim, column)
+                if "beyond" in claim:
+                    gap -= _gap(figures, claim, claim["beyond"])
+                if math.isfinite(gap) and "within" not in claim and "either" not in claim:
+                    assert gap != 0 and (gap < 0) == claim.get("lower", False), (claim["says"], column)
+
+
+def _gap(figures: dict[tuple[str, str], float], claim: Values, column: str) -> float:
+    one, other = (figures.get((claim[name], column), math.nan) for name in ("row", "than"))
+    return one - other
+
+
+def _number(figure: str) -> float:
+    return math.nan if figure == "–" else float(figure.split(" ")[0].removesuffix("+"))
+
+
+def test_the_reasons_of_a_scale_name_its_own_data_and_cycle() -> None:
+    for name in table_files():
+        table = load_table(name)
+        for title, scale in table.scales.items():
+            runs = {run for cell in table.cells(title) for run in cell.experiments}
+            said = set(re.findall(r"fifth of (CIFAR-\d+)", scale.get("why", "") + scale["about"]))
+            assert not said or said == {run.data.split("(")[0].replace("cifar", "CIFAR-") for run in runs}, name
+            parts = [(run.rounds, part) for run in runs for part in Method.parse(run.method).parts]
+            swa = {(part.first(rounds), part.cycle, rounds) for rounds, part in parts if isinstance(part, SWA)}
+            for told in re.findall(
+                r"SWA (\d+) cycles from round ([\d,]+), which its cycle of (\d+)", scale.get("why", "")
+            ):
+                cycles, first, cycle = (int(number.replace(",", "")) for number in told)
+                assert (first, cycle, first + cycles * cycle) in swa, name
+
+
 def test_one_run_serves_all_its_figures() -> None:
     cells = [cell for cell in load_table("002/table1").cells("small") if cell.row == "FedSAM"]
     assert [cell.quantity for cell in cells] == [f"last(metric='clients_{name}')" for name in ("mean", "low5", "top5")]
@@ -152,6 +195,151 @@ def test_a_table_that_does_not_add_up_is_refused() -> None:
     Path("bad.toml").write_text('title = "x"\n[columns]\n[rows]\n')
     with pytest.raises(InputError, match=r"bad\.toml is not a table: it lacks source, figures"):
         load_table("bad.toml")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"rounds_to(target=0.1)"', '"nope()"', "column 'iid, rounds to 10 %' of table bad: unknown quantity 'nope'"),
+        ('"rounds_to(target=0.1)"', '"rounds_to(target=0.1"', r"table bad: cannot read 'rounds_to\(target=0.1'"),
+        ('"rounds_to(target=0.1)"', '"rounds_to(targt=0.1)"', "did you mean 'target'"),
+        ('"rounds_to(target=0.1)"', "7", "'quantity' must be text in quotes, got 7"),
+        ("seeds = 2", 'quantity = "tail()"', "scale 'small' of table bad: quantity tail: missing a required"),
+        ('source = "nowhere"', 'source = "nowhere"\nsamples = "a"', "table bad: 'samples' must be a whole number"),
+        ("seeds = 2", "samples = 0", "scale 'small' of table bad: 'samples' must be a whole number from 1 up, got 0"),
+        ("seeds = 2", "seeds = []", "'seeds' must be a whole number from 1 up, or a list of seeds"),
+        ('about = "few rounds"', "", "scale 'small' of table bad lacks about"),
+        ("minutes = 1\n", "", "scale 'small' of table bad lacks minutes"),
+        ("minutes = 1\n", 'minutes = "1"\n', "'minutes' must be a number, got '1'"),
+        ('"77.77 ± 0.07"', "77.77", "figures of row 'FedAvg' must be a list of texts in quotes"),
+        ('["77.77 ± 0.07", "12", "30+"]', '"abc"', "figures of row 'FedAvg' must be a list of texts in quotes"),
+        ("[figures]", '[figures]\n"FedAvq" = ["1", "2", "3"]', "unknown row of table bad: 'FedAvq'"),
+        ('{ method = "fedavg" }', '"fedavg"', "'rows' must be a table of tables"),
+        ('{ method = "fedavg" }', '{ metod = "fedavg" }', "row 'FedAvg' of table bad: 'metod': did you mean 'method'"),
+        ("{ rounds = 3 }", "{ runds = 3 }", "changes of scale 'small' of table bad: 'runds': did you mean 'rounds'"),
+        ("seeds = 2", 'wach = ["gsnr"]', "entry of scale 'small' of table bad: 'wach': did you mean 'watch'"),
+        ("seeds = 2", "claim = []", "entry of scale 'small' of table bad: 'claim': did you mean 'claims'"),
+        ("seeds = 2", "claims = [1]", "'claims' must be a list of tables"),
+        ("seeds = 2", "claims = [{ CLAIM, lowr = true }]", "entry of a claim of scale .*'lowr': did you mean 'lower'"),
+        ("seeds = 2", 'claims = [{ CLAIM, lower = "yes" }]', "'lower' of a claim must be true or false, got 'yes'"),
+        ("seeds = 2", "claims = [{ CLAIM, within = 0 }]", "'within' of a claim must be a number above 0, got 0"),
+        ("seeds = 2", "claims = [{ CLAIM, either = true, within = 1 }]", "has either 'either' or 'within'"),
+        ("seeds = 2", 'claims = [{ CLAIM, beyond = "lr 0" }]', "a claim needs 'columns'"),
+        ("seeds = 2", 'claims = [{ CLAIM, columns = ["iid"], beyond = "lr1" }]', "unknown column of scale .*'lr1'"),
+        ("seeds = 2", 'rows = { "FedAvg" = {} }\nclaims = [{ CLAIM }]', "unknown row of scale .*'FedProx'"),
+    ],
+)
+def test_a_slip_in_a_table_is_told_when_the_file_is_read(old: str, new: str, message: str) -> None:
+    claim = 'says = "FedProx wins", row = "FedProx", than = "FedAvg"'
+    assert old in TINY
+    Path("bad.toml").write_text(TINY.replace(old, new, 1).replace("CLAIM", claim).replace("BASE", BASE))
+    with pytest.raises(InputError, match=message):
+        load_table("bad.toml")
+
+
+# ---- claims ----
+
+UP, NOISY = {0: 3.0, 1: 3.1, 2: 3.2}, {0: 3.0, 1: -3.0, 2: 1.0}
+ZERO = {0: 0.0, 1: 0.0, 2: 0.0}
+
+
+@pytest.mark.parametrize(
+    ("form", "one", "other", "verdict"),
+    [
+        ({}, UP, ZERO, "confirmed"),
+        ({}, ZERO, UP, "contradicted"),
+        ({}, NOISY, ZERO, "not decidable"),
+        ({"lower": True}, ZERO, UP, "confirmed"),
+        ({"lower": True}, UP, ZERO, "contradicted"),
+        ({"either": True}, UP, ZERO, "confirmed"),
+        ({"either": True}, ZERO, UP, "confirmed"),
+        ({"either": True}, NOISY, ZERO, "not decidable"),
+        ({"within": 4.0}, UP, ZERO, "confirmed"),
+        ({"within": 4.0}, ZERO, UP, "confirmed"),
+        ({"within": 1.0}, UP, ZERO, "contradicted"),
+        ({"within": 1.0}, ZERO, UP, "contradicted"),
+        ({"within": 3.1}, UP, ZERO, "not decidable"),
+        ({"within": 1.0}, NOISY, ZERO, "not decidable"),  # no significant difference does not mean that there is none
+        ({"within": 1.0}, ZERO, ZERO, "confirmed"),
+        ({"within": 1.0}, {0: 0.0, 1: 0.0}, {0: 0.0, 1: 0.0}, "not decidable"),
+    ],
+)
+def test_a_verdict_is_that_of_what_the_claim_states(
+    form: Values, one: dict[int, float], other: dict[int, float], verdict: str
+) -> None:
+    assert judged(form, one, other)["verdict"] == verdict
+
+
+def test_the_p_value_of_an_equivalence_is_students() -> None:
+    half = 0.1 / math.sqrt(3)  # the standard error of the three differences
+    for margin in (3.0, 3.3, 4.0):  # with two degrees of freedom P(T ≤ t) is ½ + t / (2 √(2 + t²))
+        t = (3.1 - margin) / half
+        assert equivalence(UP, ZERO, margin) == pytest.approx(0.5 + t / 2 / math.sqrt(2 + t * t))
+        assert equivalence(ZERO, UP, margin) == pytest.approx(equivalence(UP, ZERO, margin))
+
+
+def test_a_claim_is_about_the_seeds_that_both_rows_have() -> None:
+    found = judged({}, UP | {7: -100.0}, ZERO)
+    assert (found["difference"], found["seeds"], found["verdict"]) == ("+3.1", 3, "confirmed")
+    assert judged({}, UP, ZERO | {1: math.inf})["verdict"] == "not decidable"
+
+
+def test_a_claim_about_two_gains_takes_one_off_the_other() -> None:
+    Path("gains.toml").write_text(GAINS.replace("BASE", BASE))
+    assert main(["reproduce", "gains.toml", "--scale", "small", "--out", "r"]) == 0
+    written = json.loads(Path("r/table.json").read_text())
+    mean = {(cell["column"], cell["row"]): cell["mean"] for cell in written["cells"]}
+    gains = [mean[column, "six rounds"] - mean[column, "one round"] for column in ("learns", "hardly")]
+    more, same, differs = written["claims"]
+    assert float(more["difference"]) == pytest.approx(gains[0] - gains[1], rel=1e-3) and more["seeds"] == 3
+    assert same["verdict"] == "confirmed" and same["test"] == "two one-sided paired t-tests"
+    assert differs["verdict"] == "not decidable"
+    assert "p is the larger of two one-sided ones" in Path("r/table.md").read_text()
+
+
+GAINS = """
+title = "More rounds help where something is learnt"
+source = "nowhere"
+
+[columns]
+"learns" = { BASE }
+"hardly" = { BASE, lr = 1e-4 }
+"not" = { BASE, lr = 0.0 }
+
+[rows]
+"one round" = { rounds = 1 }
+"six rounds" = { rounds = 6 }
+
+[figures]
+"one round" = ["–", "–", "–"]
+"six rounds" = ["–", "–", "–"]
+
+[scales.small]
+about = "three seeds"
+minutes = 1
+seeds = 3
+
+[[scales.small.claims]]
+says = "Rounds help more where something is learnt"
+row = "six rounds"
+than = "one round"
+columns = ["learns"]
+beyond = "hardly"
+
+[[scales.small.claims]]
+says = "Without a learning rate they do not matter"
+row = "six rounds"
+than = "one round"
+columns = ["not"]
+within = 0.5
+
+[[scales.small.claims]]
+says = "Without a learning rate they matter"
+row = "six rounds"
+than = "one round"
+columns = ["not"]
+either = true
+"""
 
 
 # ---- the figures ----
