@@ -64,30 +64,32 @@ class Preprocess:
         return out.view(batch, height, width, channels).permute(0, 3, 1, 2)
 
     def _crop(self, pixels: Tensor, stream: Stream, tables: _Tables) -> Tensor:
-        """Rows (B·H, W·C) of one random window of each padded image, some of them mirrored, normalised.
+        """Rows (B·H, W·C) of one random window of each image with a border, some of them mirrored, normalised.
 
-        A row of a window is a run of the padded images' memory, so all windows are one gather of overlapping rows.
-        Where they start is computed by NumPy, whose calls take a fraction of PyTorch's.
+        A row of a window is a run of the images' memory, so all windows are one gather of overlapping rows. Where a
+        window reaches over the border it reads what lies beside the row, which does not count: the scale is 0 there.
+        Where windows start is computed by NumPy, whose calls take a fraction of PyTorch's.
         """
         batch, height, width, channels = pixels.shape
-        inside, line = slice(self.pad, -self.pad), (width + 2 * self.pad) * channels
+        length, pad = width * channels, self.pad
         mirrored, order = self._mirror_some(pixels, stream) if self.flip else (pixels[:0], np.arange(batch))
-        padded = pixels.new_zeros(batch + len(mirrored), height + 2 * self.pad, width + 2 * self.pad, channels)
-        padded[:batch, inside, inside], padded[batch:, inside, inside] = pixels, mirrored
-        corner = stream.integers(2 * self.pad + 1, (2, batch)).numpy()
+        corner = stream.integers(2 * pad + 1, (2, batch)).numpy()
         if self.crop < 1:
-            corner = np.where(stream.uniform(batch).numpy() < self.crop, corner, self.pad)
-        starts = (corner[0] * line + corner[1] * channels)[:, None] + np.arange(0, height * line, line)
-        images = order[:, None] * ((height + 2 * self.pad) * line)
-        rows = _rows(padded, width * channels, starts + images).to(tables.scale.dtype)
+            corner = np.where(stream.uniform(batch).numpy() < self.crop, corner, pad)
+        down = corner[0][:, None] + np.arange(-pad, height - pad)
+        within = order[:, None] * height + down.clip(0, height - 1)
+        edge = pixels.new_zeros(pad * channels)
+        memory = torch.cat([edge, pixels.view(-1), mirrored.view(-1), edge])
+        rows = _rows(memory, length, within * length + corner[1][:, None] * channels).to(tables.scale.dtype)
+        windows, scales = rows.view(batch, height, length), _rows(tables.scales, length, corner[1] * channels)
         if self.black:
-            return rows.mul_(tables.scale).add_(tables.shift)
-        # The border must stay 0: there is no shift beside an image, nor above and below it.
-        shifts, windows = _rows(tables.line, width * channels, corner[1] * channels), rows.view(batch, height, -1)
-        torch.addcmul(shifts.unsqueeze(1), windows, tables.scale, out=windows)
-        down = corner[0][:, None] + np.arange(height) - self.pad
+            windows.mul_(scales.unsqueeze(1)).add_(tables.shift)
+        else:  # the border must be 0: there is no shift, either
+            shifts = _rows(tables.shifts, length, corner[1] * channels)
+            torch.addcmul(shifts.unsqueeze(1), windows, scales.unsqueeze(1), out=windows)
         beyond = torch.from_numpy(np.flatnonzero((down < 0) | (down >= height)))
-        return rows.index_fill_(0, on(beyond, rows.device), 0.0)
+        rows[on(beyond, rows.device)] = tables.shift if self.black else 0.0
+        return rows
 
     def _mirror_some(self, pixels: Tensor, stream: Stream) -> tuple[Tensor, np.ndarray[Any, Any]]:
         """Some images (B, H, W, C), mirrored from left to right; and where each image is if these follow `pixels`."""
@@ -106,12 +108,13 @@ class Preprocess:
 class _Tables:
     """What one image size needs again and again.
 
-    scale, shift: of a row of pixels (W·C). line: `shift` with a border of 0 on both sides.
+    scale, shift: of a row of pixels (W·C). scales, shifts: the same with a border of 0 on both sides.
     """
 
     scale: Tensor
     shift: Tensor
-    line: Tensor
+    scales: Tensor
+    shifts: Tensor
 
 
 @lru_cache(maxsize=16)
@@ -123,8 +126,8 @@ def _tables(
         raise InputError(f"{len(mean)} channel means and {len(std)} deviations for images of {channels} channels")
     scale = (1 / (recipe.scale * std)).expand(width, channels).reshape(-1).to(dtype)
     shift = (-mean / std).expand(width, channels).reshape(-1).to(dtype)
-    line = torch.nn.functional.pad(shift, (recipe.pad * channels,) * 2)
-    return _Tables(*(table.to(device) for table in (scale, shift, line)))
+    wide = [torch.nn.functional.pad(table, (recipe.pad * channels,) * 2) for table in (scale, shift)]
+    return _Tables(*(table.to(device) for table in (scale, shift, *wide)))
 
 
 def _rows(tensor: Tensor, length: int, starts: np.ndarray[Any, Any]) -> Tensor:
