@@ -205,9 +205,9 @@ class Run:
         setup.receive(evaluated_broadcast(setup, server), Job(client, states=states, theta=theta))
         own = personal_weights(setup, states)
         if own is None and Private.KEY not in states:
-            if not states and (setup.method.filling("personal") or setup.private):
-                raise InputError(f"client {client} has not trained in this run, so it has no personal model yet")
-            raise InputError(f"the method {str(setup.method)!r} keeps no personal model for client {client}")
+            owns = setup.method.filling("personal") or setup.private
+            remedy = " yet: it has not trained in this run" if owns and not states else ""
+            raise InputError(f"the method {str(setup.method)!r} keeps no personal model for client {client}{remedy}")
         if own is None:
             return model.export(model.theta, model.buffers, model.counters)
         found = model.export(own["theta"], own.get("buffers", model.buffers), model.counters)

@@ -277,7 +277,7 @@ def test_a_personal_model_is_a_module_with_the_clients_weights() -> None:
     run = fedflat.run(plain(method="own"), federation=world(), model=network(), participants=lambda t: [1])
     expected = run.server_weights + run.client_state(1)["own"]["drift"]
     assert same(flat(run.personal(1)), expected)
-    with pytest.raises(InputError, match="client 0 has not trained in this run"):
+    with pytest.raises(InputError, match="no personal model for client 0 yet"):
         run.personal(0)
 
 
