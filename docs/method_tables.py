@@ -1,16 +1,20 @@
 """What the pages say of all parts at once, written from the code; tests/docs checks that it is up to date.
 
-    python docs/method_tables.py        after a part was added, or fills other slots
+    python docs/method_tables.py        after a part was added, or fills other slots, or the leaderboard has new figures
 
-Rewrites the paragraph *Cannot be combined with* of every page of docs/methods, the table of slots with one owner in its
-README, and who fills each slot in docs/extending.md. It changes nothing else.
+Rewrites the paragraph *Cannot be combined with* of every page of docs/methods and what docs/evidence/leaderboard.json
+says of its part, the table of slots with one owner in its README, and who fills each slot in docs/extending.md. It
+changes nothing else.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from fedflat.core.method import Method
 from fedflat.core.part import SINGLE_OWNER, SLOTS, Part, fills
@@ -54,6 +58,36 @@ def cannot(part: type[Part]) -> str:
     return textwrap.fill(f"**Cannot be combined with** {told}.", 120, break_long_words=False, break_on_hyphens=False)
 
 
+def measured(part: type[Part], rows: list[Mapping[str, Any]]) -> str:
+    """What the leaderboard's finished settings say of a part, beside FedAvg in brackets; empty if nothing."""
+    told = []
+    for row in rows:
+        first = next(r for r in rows if (r["setting"], r["method"]) == (row["setting"], "fedavg"))
+        if row["method"].split("(")[0] != part.name or "+" in row["method"] or not row["seeds"]:
+            continue
+        alone = row is first
+        accuracy = f"{row['setting']}, `{row['chosen']}`: {score(row)} %" + ("" if alone else f" ({score(first)})")
+        test = "" if alone else f", p = {row['p']:.3f}, with Holm's correction {row['p_holm']:.3f}"
+        figures = (("λ max", "lambda_max"), ("λ₁/λ₅", "ratio5"), ("trace", "trace"))
+        flat = [f"{n} {row[k]:.3g}" + ("" if alone else f" ({first[k]:.3g})") for n, k in figures]
+        told.append(f"{accuracy}{test}; of the first seed's model {', '.join(flat)}")
+    if not told:
+        return ""
+    beside = "" if part.name == "fedavg" else ", FedAvg in brackets"
+    text = f"**Under equal conditions** ([leaderboard](../leaderboard.md); three seeds{beside}): {'. '.join(told)}."
+    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
+
+
+def score(row: Mapping[str, Any]) -> str:
+    """Accuracy in percent, with its deviation over the seeds."""
+    return f"{100 * row['accuracy']:.2f} ± {100 * row['std']:.2f}"
+
+
+NOTHING = r"^No run with it is among those of \[results\]\(\.\./results\.md\)\.$"
+FIGURES = rf"{NOTHING}|^\*\*Under equal conditions\*\*(?:.|\n)*?(?=\n\n)|(?=^## Example$)"
+"""Where a page tells of runs: nothing so far, figures of an earlier leaderboard, or the end of that section."""
+
+
 def rewrite(path: Path, pattern: str, text: str) -> None:
     """Put `text` where the pattern matches, once."""
     old = path.read_text()
@@ -67,8 +101,13 @@ def rewrite(path: Path, pattern: str, text: str) -> None:
 def main() -> None:
     """Rewrite the pages."""
     index, extending = DOCS / "methods" / "README.md", DOCS / "extending.md"
+    board = json.loads((DOCS / "evidence" / "leaderboard.json").read_text())["rows"]
     for part in PARTS:
-        rewrite(DOCS / "methods" / f"{part.name}.md", r"\*\*Cannot be combined with\*\*.*\Z", cannot(part) + "\n")
+        page = DOCS / "methods" / f"{part.name}.md"
+        rewrite(page, r"\*\*Cannot be combined with\*\*.*\Z", cannot(part) + "\n")
+        if figures := measured(part, board):
+            fresh = not re.search(FIGURES.rpartition("|")[0], page.read_text(), re.MULTILINE)
+            rewrite(page, FIGURES, figures + ("\n\n" if fresh else ""))
     for slot, what in SINGLE_OWNER.items():
         names = ", ".join(f"`{part.name}`" for part in PARTS if fills(part(), slot))
         rewrite(index, ROW.format(slot), row(slot, what, names))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -109,6 +110,7 @@ def test_the_index_says_who_claims_the_slots_of_one_owner() -> None:
 def test_figures_of_speed_and_accuracy_are_those_of_the_measured_tables(part: type[Part]) -> None:
     measured = set(re.findall(r"\d+\.\d+", (DOCS / "results.md").read_text() + (DOCS / "performance.md").read_text()))
     told = section(page(part), "Cost") + section(page(part), "Our results beside the paper's")
+    told, *_ = told.split("**Under equal conditions**")  # those are tested below
     assert set(re.findall(r"\d+\.\d+", told)) <= measured
 
 
@@ -207,3 +209,15 @@ def test_messages_state_and_passes_are_those_of_a_run(part: type[Part]) -> None:
 @every_part
 def test_a_page_has_the_costs_of_the_index(part: type[Part]) -> None:
     assert rows(section(page(part), "Cost"))[1] == index()[part.name][1:]
+
+
+@every_part
+def test_a_page_has_the_figures_of_the_leaderboard(part: type[Part]) -> None:
+    """All finished runs of the part by itself; no page says that there are none where there are."""
+    told = " ".join(section(page(part), "Our results beside the paper's").split())
+    board = json.loads((DOCS / "evidence" / "leaderboard.json").read_text())["rows"]
+    own = [row for row in board if row["seeds"] and re.fullmatch(rf"{part.name}(\(.*\))?", row["method"])]
+    for row in own:
+        assert f"{row['setting']}, `{row['chosen']}`: {100 * row['accuracy']:.2f} ± {100 * row['std']:.2f} %" in told
+        assert f"λ max {row['lambda_max']:.3g}" in told and f"trace {row['trace']:.3g}" in told
+    assert bool(own) == ("Under equal conditions" in told) and not (own and "No run with it" in told)
