@@ -76,15 +76,17 @@ def _prepared(setup: Setup, picked: int | None) -> tuple[int, bool, bool]:
 
 def _tell_of_sizes(setup: Setup) -> None:
     """Say once that stacks are small where only clients of the same size can share one."""
+    if setup.pads:
+        return
     clients = range(min(setup.clients, LOOK))
     sizes = len(set(setup.federation.sizes_of(clients).tolist()))
-    if not setup.pads and sizes > 1:
+    if sizes > 1:
         parts = [p.name for slot in TAKES_MEANS for p in setup.method.filling(slot)]
         who = f"the part {parts[0]!r}" if parts else "the network or the loss"
         log.warning(
-            "stack=%d: only clients with equally many samples train together, and the sizes of %d clients differ (%d "
-            "sizes), since %s treats minibatches as a whole",
-            *(setup.stack, len(clients), sizes, who),
+            "stack=%d: since %s treats minibatches as a whole, only clients with equally many samples train together; "
+            "%d clients have %d sizes",
+            *(setup.stack, who, len(clients), sizes),
         )
 
 

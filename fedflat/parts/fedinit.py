@@ -47,7 +47,7 @@ class FedInit(Part):
             log.warning(
                 "fedinit: between two of its rounds a client waits for about %.3g others; beta=%g times that is above "
                 "1, and where the loss is flat the model then runs away. Take beta < %.2g, or variant='code'",
-                *(1 / share, self.beta, 1 / (1 / share - 1)),
+                *(1 / share - 1, self.beta, 1 / (1 / share - 1)),
             )
 
     def broadcast(self, server: Server) -> Mapping[str, Tensor]:
