@@ -125,7 +125,7 @@ class RoundLoop:
         """
         start = time.perf_counter()
         server = self.server
-        clients = self._longest_first(self._draw())
+        clients, sizes = self._longest_first(self._draw())
         server.round += 1
         server.asked = len(clients)
         tally = Tally()
@@ -136,7 +136,8 @@ class RoundLoop:
             broadcast = self._broadcast()
             server.trusted = self._trusted(broadcast)
             with self.safe():
-                combined = self._heard(told(self._updates(broadcast, clients), len(clients), self.arrived), tally)
+                updates = told(self._updates(broadcast, clients, sizes), len(clients), self.arrived)
+                combined = self._heard(updates, tally)
         except BaseException as error:
             server.round -= 1
             self.store.forget_pending()
@@ -190,20 +191,23 @@ class RoundLoop:
         totals = Terms(sums.result().here() | covered)
         return totals.pop(DELTA).div_(tally.total("weight")) if delta is None else delta, totals
 
-    def _longest_first(self, clients: list[int]) -> list[int]:
-        """Clients in the order of training and of every sum. Large clients first: no worker ends a round with one."""
-        numbers = np.array(clients, np.int64)
-        ordered: list[int] = numbers[np.lexsort([numbers, -self.setup.federation.sizes_of(clients)])].tolist()
-        return ordered
+    def _longest_first(self, clients: list[int]) -> tuple[list[int], np.ndarray]:
+        """Clients in the order of training and of every sum, and their sizes.
+
+        Large clients come first, so that no worker ends a round with one.
+        """
+        numbers, sizes = np.array(clients, np.int64), self.setup.federation.sizes_of(clients)
+        order = np.lexsort([numbers, -sizes])
+        return numbers[order].tolist(), sizes[order]
 
     def _broadcast(self) -> Broadcast:
         server = self.server
         received = {part.name: part.broadcast(server) for part in self.setup.method.filling("broadcast")}
         return Broadcast(server.round, server.lr, server.origin, server.buffers, server.counters, received)
 
-    def _updates(self, broadcast: Broadcast, clients: list[int]) -> Iterator[Updates]:
-        sizes = np.ones(len(clients)) if self.setup.uniform else self.setup.federation.sizes_of(clients)
-        return self.backend.run(broadcast, self._jobs(clients, "train", (sizes / sizes.sum()).tolist()))
+    def _updates(self, broadcast: Broadcast, clients: list[int], sizes: np.ndarray) -> Iterator[Updates]:
+        shares = np.ones(len(clients)) if self.setup.uniform else sizes
+        return self.backend.run(broadcast, self._jobs(clients, "train", (shares / shares.sum()).tolist()))
 
     def _jobs(self, clients: Sequence[int], kind: str, weights: Sequence[float]) -> Jobs:
         owners = self.setup.method.filling("generate")
