@@ -20,7 +20,7 @@ from fedflat.errors import CheckpointError
 from fedflat.experiment import Experiment
 from fedflat.runs.series import Member
 
-KEPT = ("experiment.toml", "environment.json", "checkpoint.json", "metrics.jsonl", "analysis/*.json")
+KEPT = ("experiment.toml", "environment.json", "checkpoint.json", "metrics.jsonl", "round-time.json", "analysis/*.json")
 
 
 def finished(folder: Path) -> list[Path]:

@@ -73,22 +73,25 @@ class Preprocess:
         batch, height, width, channels = pixels.shape
         length, pad = width * channels, self.pad
         mirrored, order = self._mirror_some(pixels, stream) if self.flip else (pixels[:0], np.arange(batch))
-        corner = stream.integers(2 * pad + 1, (2, batch)).numpy()
+        down, across = stream.integers(2 * pad + 1, (2, batch)).numpy()
         if self.crop < 1:
-            corner = np.where(stream.uniform(batch).numpy() < self.crop, corner, pad)
-        down = corner[0][:, None] + np.arange(-pad, height - pad)
-        within = order[:, None] * height + down.clip(0, height - 1)
+            kept = stream.uniform(batch).numpy() >= self.crop
+            down[kept] = across[kept] = pad
         edge = pixels.new_zeros(pad * channels)
         memory = torch.cat([edge, pixels.view(-1), mirrored.view(-1), edge])
-        rows = _rows(memory, length, within * length + corner[1][:, None] * channels).to(tables.scale.dtype)
-        windows, scales = rows.view(batch, height, length), _rows(tables.scales, length, corner[1] * channels)
+        runs = memory.as_strided((memory.numel() - length + 1, length), (1, 1))
+        starts = tables.starts.take(down, 0)
+        starts += (order * (height * length) + across * channels)[:, None]
+        rows = runs.index_select(0, on(torch.from_numpy(starts.reshape(-1)), pixels.device)).to(tables.scale.dtype)
+        windows = rows.view(batch, height, length)
+        scales, shifts = tables.bordered.index_select(0, on(torch.from_numpy(across), pixels.device)).chunk(2, 2)
+        beyond = on(torch.from_numpy(np.flatnonzero(tables.beyond.take(down, 0))), rows.device)
         if self.black:
-            windows.mul_(scales.unsqueeze(1)).add_(tables.shift)
+            windows.mul_(scales).add_(tables.shift)
+            rows[beyond] = tables.shift
         else:  # the border must be 0: there is no shift, either
-            shifts = _rows(tables.shifts, length, corner[1] * channels)
-            torch.addcmul(shifts.unsqueeze(1), windows, scales.unsqueeze(1), out=windows)
-        beyond = torch.from_numpy(np.flatnonzero((down < 0) | (down >= height)))
-        rows[on(beyond, rows.device)] = tables.shift if self.black else 0.0
+            torch.addcmul(shifts, windows, scales, out=windows)
+            rows.index_fill_(0, beyond, 0.0)
         return rows
 
     def _mirror_some(self, pixels: Tensor, stream: Stream) -> tuple[Tensor, np.ndarray[Any, Any]]:
@@ -108,13 +111,16 @@ class Preprocess:
 class _Tables:
     """What one image size needs again and again.
 
-    scale, shift: of a row of pixels (W·C). scales, shifts: the same with a border of 0 on both sides.
+    scale, shift: of a row of pixels (W·C). The others have an entry for every place of a window, 0 … 2·pad. bordered:
+    the scale and the shift of a row of a window, side by side, both 0 on the border. starts, beyond: where each row
+    of a window starts within the image, and whether it is one of the border.
     """
 
     scale: Tensor
     shift: Tensor
-    scales: Tensor
-    shifts: Tensor
+    bordered: Tensor
+    starts: np.ndarray[Any, Any]
+    beyond: np.ndarray[Any, Any]
 
 
 @lru_cache(maxsize=16)
@@ -126,11 +132,16 @@ def _tables(
         raise InputError(f"{len(mean)} channel means and {len(std)} deviations for images of {channels} channels")
     scale = (1 / (recipe.scale * std)).expand(width, channels).reshape(-1).to(dtype)
     shift = (-mean / std).expand(width, channels).reshape(-1).to(dtype)
-    wide = [torch.nn.functional.pad(table, (recipe.pad * channels,) * 2) for table in (scale, shift)]
-    return _Tables(*(table.to(device) for table in (scale, shift, *wide)))
-
-
-def _rows(tensor: Tensor, length: int, starts: np.ndarray[Any, Any]) -> Tensor:
-    """The runs of `length` neighbours in memory that start at these numbers, one below the other."""
-    runs = tensor.as_strided((tensor.numel() - length + 1, length), (1, 1))
-    return runs.index_select(0, on(torch.from_numpy(starts.reshape(-1)), tensor.device))
+    places, border = np.arange(2 * recipe.pad + 1), recipe.pad * channels
+    wide = [
+        torch.nn.functional.pad(table, (border, border)).unfold(0, width * channels, channels)
+        for table in (scale, shift)
+    ]
+    down = places[:, None] + np.arange(-recipe.pad, height - recipe.pad)
+    return _Tables(
+        scale.to(device),
+        shift.to(device),
+        torch.cat(wide, 1).unsqueeze(1).to(device),
+        down.clip(0, height - 1) * width * channels,
+        (down < 0) | (down >= height),
+    )

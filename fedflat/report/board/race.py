@@ -14,6 +14,7 @@ from fedflat.experiment import Experiment
 from fedflat.report.board.checks import at
 from fedflat.report.board.entry import BASELINE, Entry
 from fedflat.report.board.plan import Plan
+from fedflat.report.board.round_time import time_rounds
 from fedflat.runs.records import record_of
 from fedflat.runs.series import Member, run_all, series
 from fedflat.runs.sharing import locked
@@ -51,7 +52,10 @@ def _race_in(setting: str, plan: Plan, methods: Sequence[str], out: Path, checke
     for entry in alive:
         _collect(entry, members[id(entry)])
     say(f"{setting}: curvature of the first seed")
-    _analyse([entry for entry in entries if entry.records], plan, root)
+    measured = [entry for entry in entries if entry.records]
+    _analyse(measured, plan, root)
+    say(f"{setting}: time of a round")
+    time_rounds(measured, checker.federation)
     return entries
 
 
@@ -61,14 +65,19 @@ class Checker:
     def __init__(self, root: str | None) -> None:
         self.root, self._federations = root, dict[tuple[object, ...], Federation]()
 
-    def refusal(self, e: Experiment) -> str:
-        """The error that `fedflat.run` would raise; empty if there is none."""
+    def federation(self, e: Experiment) -> Federation:
+        """The data of an experiment."""
         source = (e.data, e.partition, e.clients, e.seed, self.root, e.augment, e.local_holdout)
         if source not in self._federations:
             self._federations[source] = load_federation(*source)
+        return self._federations[source]
+
+    def refusal(self, e: Experiment) -> str:
+        """The error that `fedflat.run` would raise; empty if there is none."""
+        federation = self.federation(e)
         try:
             with streams.isolated(e.seed, "check"):
-                make_setup(e, federation=self._federations[source])
+                make_setup(e, federation=federation)
         except FedflatError as error:
             return one_line(error)
         return ""
@@ -155,21 +164,14 @@ def _analyse(entries: Sequence[Entry], plan: Plan, root: str | None) -> None:
         path = _curvature(entry)
         return path.exists() and json.loads(path.read_text()).get("samples") == plan.samples
 
-    for entry in locked(entries, _folder, there):
+    for entry in locked(entries, lambda entry: entry.folder, there):
         try:
-            study([_folder(entry)], ["curvature"], root=root, samples=plan.samples, workers=0, device="cpu")
+            study([entry.folder], ["curvature"], root=root, samples=plan.samples, workers=0, device="cpu")
         except FedflatError as error:
             entry.failure = entry.failure or f"no curvature: {one_line(error)}"
     for entry in filter(there, entries):
         entry.curvature = json.loads(_curvature(entry).read_text())["headline"]
 
 
-def _folder(entry: Entry) -> Path:
-    """The run folder of the first seed."""
-    path = entry.records[0].path
-    assert path is not None
-    return path
-
-
 def _curvature(entry: Entry) -> Path:
-    return _folder(entry) / "analysis" / "curvature.json"
+    return entry.folder / "analysis" / "curvature.json"

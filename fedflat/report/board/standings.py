@@ -33,7 +33,6 @@ def rows_of(entries: Sequence[Entry]) -> list[Row]:
 def _row(entry: Entry, baseline: Entry | None) -> Row:
     values, others = _accuracies(entry), _accuracies(baseline) if baseline else {}
     test = compared(values, others) if entry.method != BASELINE and values and others else None
-    time, usual = _mean(entry.records, _seconds), _mean(baseline.records if baseline else [], _seconds)
     return {
         "setting": entry.setting,
         "method": entry.method,
@@ -51,7 +50,7 @@ def _row(entry: Entry, baseline: Entry | None) -> Row:
         "ratio5": entry.curvature.get("λ1/λ5"),
         "trace": entry.curvature.get("trace"),
         "floats": _mean(entry.records, _floats),
-        "time": time / usual if time and usual else None,
+        "time": entry.time,
         "failure": entry.failure,
         "folders": [record.path.name for record in entry.records if record.path],
     }
@@ -66,10 +65,6 @@ def _accuracies(entry: Entry) -> dict[int, float]:
 def _mean(records: Sequence[Record], value: Any) -> float | None:
     found = [number for record in records if (number := value(record)) is not None]
     return fmean(found) if found and len(found) == len(records) else None
-
-
-def _seconds(record: Record) -> float:
-    return sum(float(row.get("seconds") or 0) for row in record.metrics)
 
 
 def _floats(record: Record) -> float:
