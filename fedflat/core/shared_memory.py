@@ -10,9 +10,12 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-Entry = tuple[str, torch.dtype, tuple[int, ...], int]
+Entry = tuple[str, str, tuple[int, ...], int]
 Contents = tuple[int, list[Entry]]
-"""What another process needs to read a `SharedTensors`: its size and the position of every tensor."""
+"""What another process needs to read a `SharedTensors`: its size, and name, type, shape and position of every tensor.
+
+Types are names, such as "float32": a pickled `torch.dtype` takes several times as long to write and to read.
+"""
 
 ALIGNMENT = 64
 
@@ -34,10 +37,12 @@ class SharedTensors:
 
     def write(self, tensors: Mapping[str, Tensor]) -> Contents:
         """Copy `tensors` in, replacing what was there; they must not be views of this same memory."""
+        if not tensors:
+            return self._size, []
         entries: list[Entry] = []
         position = 0
         for name, tensor in tensors.items():
-            entries.append((name, tensor.dtype, tuple(tensor.shape), position))
+            entries.append((name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), position))
             position += -(-tensor.numel() * tensor.element_size() // ALIGNMENT) * ALIGNMENT
         self._reach(max(position, ALIGNMENT))
         for entry, tensor in zip(entries, tensors.values(), strict=True):
@@ -48,9 +53,10 @@ class SharedTensors:
         """The tensors, as views that change when the memory is written to again."""
         size, entries = contents
         self._reach(size)
-        return {name: self._view(dtype, shape, position) for name, dtype, shape, position in entries}
+        return {name: self._view(kind, shape, position) for name, kind, shape, position in entries}
 
-    def _view(self, dtype: torch.dtype, shape: tuple[int, ...], position: int) -> Tensor:
+    def _view(self, kind: str, shape: tuple[int, ...], position: int) -> Tensor:
+        dtype: torch.dtype = getattr(torch, kind)
         count = torch.Size(shape).numel()
         if count == 0:
             return torch.empty(shape, dtype=dtype)

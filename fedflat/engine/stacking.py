@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import logging
 import math
 import time
@@ -10,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -30,7 +32,7 @@ from fedflat.tasks.losses import row_losses
 
 log = logging.getLogger(__name__)
 CHOICES = (8, 16, 32, 128, 512)
-"""The sizes that `auto` tries."""
+"""The sizes that `auto` tries, beside a worker's share of a round if that is between the smallest and the largest."""
 LARGE = 1 << 20  # weights: a network of this size is never faster in a stack
 GAIN = 1.1  # how much faster a stack must be in the trial
 REPEATS, SECONDS = 6, 0.5  # of a trial
@@ -209,30 +211,50 @@ def _fills_up(setup: Setup, x: object, y: Tensor) -> bool:
 
 
 def _fastest(setup: Setup) -> int:
-    """The number of clients at once that is fastest in a short trial; 1 unless a stack is clearly faster."""
+    """How many clients at once make a round fastest, by a short trial; 1 unless a stack is clearly faster.
+
+    The trial tells what a client costs. How long a round takes depends on how evenly the workers can share the stacks.
+    """
     if setup.model.size > LARGE:
         return 1
-    count = min(setup.clients, _share(setup), max(CHOICES))
-    clients = sorted(range(max(1, count)), key=setup.federation.size, reverse=True)
+    steps, workers = _steps(setup), 1 if setup.experiment.backend == "serial" else processes(setup)
+    share = min(-(-len(steps) // workers), CHOICES[-1])  # with larger stacks, other workers would have nothing to do
+    clients = sorted(range(max(1, min(setup.clients, share))), key=setup.federation.size, reverse=True)
     trial = replace(setup, experiment=setup.experiment.replace(local_steps=2, stack=1))
     server = fresh_server(setup)
     received = {part.name: part.broadcast(server) for part in setup.method.filling("broadcast")}
     broadcast = Broadcast(1, server.lr, server.theta, server.buffers, server.counters, received)
-    best, fewest = 1, _seconds(trial, broadcast, clients[:4]) / GAIN
-    for stack in CHOICES:
+    best, fewest = 1, _seconds(trial, broadcast, clients[:4]) * _longest(steps, 1, workers) / GAIN
+    for stack in sorted({size for size in (*CHOICES, share) if CHOICES[0] <= size <= share}):
         trial.stack = stack
-        spent = _seconds(trial, broadcast, clients[:stack]) if len(clients) >= stack else math.inf
+        spent = _seconds(trial, broadcast, clients[:stack]) * _longest(steps, stack, workers)
         best, fewest = (stack, spent) if spent < fewest else (best, fewest)
     setup.load(broadcast)
     return best
 
 
-def _share(setup: Setup) -> int:
-    """How many clients a worker trains per round: with larger stacks, other workers would have nothing to do."""
+def _steps(setup: Setup) -> np.ndarray:
+    """How many steps the participants of the first round take, longest first; in any unit."""
     e = setup.experiment
-    law = participants(e.participation, setup.clients, e.seed)
-    asked = len(Drawing(law, fresh_server(setup), keep=False)()) if setup.sampled else setup.clients
-    return asked if e.backend == "serial" else asked // processes(setup)
+    if setup.sampled:
+        law = participants(e.participation, setup.clients, e.seed)
+        sizes = setup.federation.sizes_of(Drawing(law, fresh_server(setup), keep=False)())
+    else:
+        sizes = setup.federation.sizes[: setup.clients]
+    each = np.ones(len(sizes), np.int64) if e.local_steps is not None else -(-sizes // (e.batch_size or sizes.clip(1)))
+    return np.sort(each)[::-1]
+
+
+def _longest(steps: np.ndarray, stack: int, workers: int) -> float:
+    """The share of all steps that the busiest worker takes, if whoever is free gets the next stack.
+
+    >>> [round(_longest(np.array([2, 2, 1, 1]), stack, workers=2), 2) for stack in (1, 2)]
+    [0.5, 0.67]
+    """
+    loads = [0] * workers
+    for work in np.add.reduceat(steps, np.arange(0, len(steps), stack)).tolist():
+        heapq.heapreplace(loads, loads[0] + work)
+    return max(loads) / max(1, int(steps.sum()))
 
 
 def _seconds(setup: Setup, broadcast: Broadcast, clients: list[int]) -> float:
