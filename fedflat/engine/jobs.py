@@ -236,7 +236,7 @@ def _client_metrics(
 
 def _outgoing(setup: Setup, local: Local, broadcast: Broadcast) -> Tensor:
     """The update as it is sent: without private coordinates, and as the parts change it."""
-    delta = local.theta - local.origin
+    delta = local.change()
     if setup.private:
         _keep(setup, local, broadcast, delta)
     for part in setup.method.filling("upload"):
