@@ -67,7 +67,7 @@ def measured(part: type[Part], rows: list[Mapping[str, Any]]) -> str:
             continue
         alone = row is first
         accuracy = f"{row['setting']}, `{row['chosen']}`: {score(row)} %" + ("" if alone else f" ({score(first)})")
-        test = "" if alone else f", p = {row['p']:.3f}, with Holm's correction {row['p_holm']:.3f}"
+        test = "" if alone else f", p {shown(row['p'])}, with Holm's correction {shown(row['p_holm'])}"
         figures = (("λ max", "lambda_max"), ("λ₁/λ₅", "ratio5"), ("trace", "trace"))
         flat = [f"{n} {row[k]:.3g}" + ("" if alone else f" ({first[k]:.3g})") for n, k in figures]
         told.append(f"{accuracy}{test}; of the first seed's model {', '.join(flat)}")
@@ -81,6 +81,11 @@ def measured(part: type[Part], rows: list[Mapping[str, Any]]) -> str:
 def score(row: Mapping[str, Any]) -> str:
     """Accuracy in percent, with its deviation over the seeds."""
     return f"{100 * row['accuracy']:.2f} ± {100 * row['std']:.2f}"
+
+
+def shown(p: float) -> str:
+    """A p-value, with the sign before it."""
+    return "< 0.001" if p < 0.0005 else f"= {p:.3f}"
 
 
 NOTHING = r"^No run with it is among those of \[results\]\(\.\./results\.md\)\.$"
