@@ -84,10 +84,6 @@ class Stack(Local):
         """Relative sizes of the clients."""
         return self._column([float(member.share) for member in self.members])
 
-    def change(self) -> Tensor:
-        """See `Local.change`. It takes the gradients' memory, which the processor has at hand: rows are many numbers."""
-        return torch.sub(self.theta, self.origin, out=self.grad)
-
     def start_branch(self, branch: str, only: Tensor | None = None) -> None:
         """See `Local.start_branch`."""
         super().start_branch(branch, only)

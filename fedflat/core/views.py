@@ -208,10 +208,6 @@ class Local:
         """The communication in `sent`: without what only serves the simulation."""
         return {name: state for name, state in self.sent.items() if name not in self._simulated}
 
-    def change(self) -> Tensor:
-        """w − w₀ when training has ended."""
-        return self.theta - self.origin
-
     def exchanged(self, vector: Tensor) -> Tensor:
         """The vector, with zeros where weights stay with the client: what a server says of those means nothing."""
         return vector if self.shared is None else vector * self.shared

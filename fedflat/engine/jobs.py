@@ -236,7 +236,8 @@ def _client_metrics(
 
 def _outgoing(setup: Setup, local: Local, broadcast: Broadcast) -> Tensor:
     """The update as it is sent: without private coordinates, and as the parts change it."""
-    delta = local.change()
+    # A stack's update takes the gradients' memory, which is still in the cache; the model of a single client goes on.
+    delta = torch.sub(local.theta, local.origin, out=local.grad if local.count > 1 else None)
     if setup.private:
         _keep(setup, local, broadcast, delta)
     for part in setup.method.filling("upload"):
