@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -46,6 +47,32 @@ class Preprocess:
         `dtype`, images (B, C, H, W) channels-last in memory. Floating point is cast to `dtype` but not
         scaled; other integers (tokens) stay as they are.
         """
+        images = len(x) if isinstance(x, Tensor) and x.dtype == torch.uint8 and x.dim() == 4 else 0
+        draws = self.draw([images], stream) if stream is not None and images and self.draws else None
+        return self.prepared(x, draws, dtype)
+
+    def draw(self, counts: Iterable[int], stream: Stream) -> Draws:
+        """What augmentation draws for so many images, and then for so many more, ….
+
+        >>> from fedflat.core.streams import stream
+        >>> Preprocess(flip=0.5, pad=4).draw([2, 3], stream(0, "augment")).down.shape
+        (5,)
+        """
+        return Draws(*np.concatenate([self._draw(count, stream) for count in counts], 1))
+
+    def _draw(self, count: int, stream: Stream) -> np.ndarray[Any, Any]:
+        """Whether each image is mirrored, and where its window is."""
+        drawn = np.zeros((3, count), np.int64)
+        if self.flip:
+            drawn[0] = stream.uniform(count).numpy() < self.flip
+        if self.pad:
+            drawn[1:] = stream.integers(2 * self.pad + 1, (2, count)).numpy()
+            if self.crop < 1:
+                drawn[1:, stream.uniform(count).numpy() >= self.crop] = self.pad
+        return drawn
+
+    def prepared(self, x: Tensor, draws: Draws | None, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Model inputs from a raw batch and what was drawn for it; with None they are normalised only."""
         if not isinstance(x, Tensor) or x.dtype != torch.uint8:
             return x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != dtype else x
         if x.dim() != 4:
@@ -53,31 +80,26 @@ class Preprocess:
         pixels = x.permute(0, 2, 3, 1).contiguous()
         batch, height, width, channels = pixels.shape
         tables = _tables(self, height, width, channels, dtype, x.device)
-        training = stream if batch else None  # an empty batch has nothing to draw for
-        if training is not None and self.pad:
-            out = self._crop(pixels, training, tables)
+        if draws is not None and self.pad:
+            out = self._crop(pixels, draws, tables)
         else:
-            if training is not None and self.flip:
-                mirrored, order = self._mirror_some(pixels, training)
+            if draws is not None:
+                mirrored, order = self._mirror_some(pixels, draws)
                 pixels = torch.cat([pixels, mirrored]).index_select(0, on(torch.from_numpy(order), x.device))
             out = pixels.view(batch * height, width * channels).to(dtype).mul_(tables.scale).add_(tables.shift)
         return out.view(batch, height, width, channels).permute(0, 3, 1, 2)
 
-    def _crop(self, pixels: Tensor, stream: Stream, tables: _Tables) -> Tensor:
-        """Rows (B·H, W·C) of one random window of each image with a border, some of them mirrored, normalised.
+    def _crop(self, pixels: Tensor, draws: Draws, tables: _Tables) -> Tensor:
+        """Rows (B·H, W·C) of one window of each image with a border, some of them mirrored, normalised.
 
         A row of a window is a run of the images' memory, so all windows are one gather of overlapping rows. Where a
         window reaches over the border it reads what lies beside the row, which does not count: the scale is 0 there.
         Where windows start is computed by NumPy, whose calls take a fraction of PyTorch's.
         """
         batch, height, width, channels = pixels.shape
-        length, pad = width * channels, self.pad
-        mirrored, order = self._mirror_some(pixels, stream) if self.flip else (pixels[:0], np.arange(batch))
-        down, across = stream.integers(2 * pad + 1, (2, batch)).numpy()
-        if self.crop < 1:
-            kept = stream.uniform(batch).numpy() >= self.crop
-            down[kept] = across[kept] = pad
-        edge = pixels.new_zeros(pad * channels)
+        length, (down, across) = width * channels, (draws.down, draws.across)
+        mirrored, order = self._mirror_some(pixels, draws)
+        edge = pixels.new_zeros(self.pad * channels)
         memory = torch.cat([edge, pixels.view(-1), mirrored.view(-1), edge])
         runs = memory.as_strided((memory.numel() - length + 1, length), (1, 1))
         starts = tables.starts.take(down, 0)
@@ -94,10 +116,11 @@ class Preprocess:
             rows.index_fill_(0, beyond, 0.0)
         return rows
 
-    def _mirror_some(self, pixels: Tensor, stream: Stream) -> tuple[Tensor, np.ndarray[Any, Any]]:
+    @staticmethod
+    def _mirror_some(pixels: Tensor, draws: Draws) -> tuple[Tensor, np.ndarray[Any, Any]]:
         """Some images (B, H, W, C), mirrored from left to right; and where each image is if these follow `pixels`."""
         batch = len(pixels)
-        where, order = np.flatnonzero(stream.uniform(batch).numpy() < self.flip), np.arange(batch)
+        where, order = np.flatnonzero(draws.mirrored), np.arange(batch)
         order[where] = np.arange(batch, batch + len(where))
         return pixels.index_select(0, on(torch.from_numpy(where), pixels.device)).flip(2), order
 
@@ -105,6 +128,18 @@ class Preprocess:
         if len(self.mean) != 1 or len(self.std) != 1:
             raise InputError(f"{len(self.mean)} channel means cannot be used on inputs of shape {tuple(x.shape[1:])}")
         return x.to(dtype).mul_(1 / (self.scale * self.std[0])).add_(-self.mean[0] / self.std[0])
+
+
+@dataclass(frozen=True, eq=False)
+class Draws:
+    """What augmentation has drawn for each image: whether it is mirrored, and where its window begins, 0 … 2·pad."""
+
+    mirrored: np.ndarray[Any, Any]
+    down: np.ndarray[Any, Any]
+    across: np.ndarray[Any, Any]
+
+    def __getitem__(self, images: slice) -> Draws:
+        return Draws(self.mirrored[images], self.down[images], self.across[images])
 
 
 @dataclass(frozen=True, eq=False)

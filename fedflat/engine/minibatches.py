@@ -15,6 +15,7 @@ from fedflat.core.devices import on
 from fedflat.core.inputs import map_inputs
 from fedflat.core.samples import IGNORED, Samples
 from fedflat.core.views import Batch, Local, SetupView
+from fedflat.data.preprocess import Preprocess
 from fedflat.data.samples import Ahead, TensorSamples
 from fedflat.data.several import Several
 from fedflat.errors import InputError
@@ -24,7 +25,7 @@ BLOCK = 3 << 18  # numbers preprocessed at once: large enough to spread fixed co
 MOST = 1 << 22  # numbers that a stack of clients copies, or positions that it keeps
 Pair = tuple[Any, Tensor]
 """Inputs and labels of one minibatch."""
-Preprocess = Callable[[Any, streams.Stream | None, torch.dtype], Any]
+Prepares = Callable[[Any, streams.Stream | None, torch.dtype], Any]
 """Makes model inputs from raw ones; see `ClientData`."""
 
 
@@ -52,22 +53,27 @@ def minibatches(setup: SetupView, round: int, client: int, samples: Samples, ste
         streams.stream(*name).permutations(count) if steps > len(sizes) else iter([streams.permutation(count, *name)])
     )
     augment = streams.stream(experiment.seed, "augment", round, client)
-    group = _group(samples, sizes[0]) if not getattr(preprocess, "draws", True) else 1
+    group = _group(samples, sizes[0])
 
     def ready(x: Any, y: Tensor) -> Pair:
         return _ready(preprocess, x, y, augment, dtype)
 
     while steps > 0:
-        yield from _prepared(samples, next(orders), sizes[:steps], ready, group)
+        now = sizes[:steps]
+        if group and type(preprocess) is Preprocess and preprocess.draws:
+            yield from _augmented(samples, next(orders), now, group, preprocess, augment, dtype)
+        else:
+            together = group if group and not getattr(preprocess, "draws", True) else 1
+            yield from _prepared(samples, next(orders), now, ready, together)
         steps -= len(sizes)
 
 
 def _group(samples: Samples, size: int) -> int:
-    """How many minibatches are prepared at once; 1 where that is not known before the first."""
-    return max(1, BLOCK // max(1, samples.width * size)) if isinstance(samples, TensorSamples) else 1
+    """How many minibatches are prepared at once; 0 where that is not known before the first."""
+    return max(1, BLOCK // max(1, samples.width * size)) if isinstance(samples, TensorSamples) else 0
 
 
-def _ready(preprocess: Preprocess, x: Any, y: Tensor, stream: streams.Stream, dtype: torch.dtype) -> Pair:
+def _ready(preprocess: Prepares, x: Any, y: Tensor, stream: streams.Stream, dtype: torch.dtype) -> Pair:
     """Model inputs and targets; a preprocessing with a method `pair` first changes both together, as for masks."""
     joint = getattr(preprocess, "pair", None)
     if joint is not None:
@@ -98,8 +104,36 @@ def _prepared(
             yield from zip(x.split_with_sizes(now), y.split_with_sizes(now), strict=True)
 
 
+def _augmented(
+    samples: Samples,
+    order: Tensor,
+    sizes: list[int],
+    group: int,
+    preprocess: Preprocess,
+    stream: streams.Stream,
+    dtype: torch.dtype,
+) -> Iterator[Pair]:
+    """The minibatches of `_prepared`, where all is drawn before: the first one then waits for others, which is cheaper.
+
+    The draws are those of `_prepared`, for the first minibatch and then for `group` at once.
+    """
+    draws, start = preprocess.draw(map(sum, _cut(sizes, 1, group)), stream), 0
+    for now in _cut(sizes, group + (group > 1), group):
+        stop = start + sum(now)
+        x, y = samples.batch(order[start:stop])
+        x, start = preprocess.prepared(x, draws[start:stop], dtype), stop
+        yield from zip(x.split_with_sizes(now), y.split_with_sizes(now), strict=True)
+
+
+def _cut(sizes: list[int], first: int, others: int) -> Iterator[list[int]]:
+    """The list in parts: so many first, then so many at a time."""
+    yield sizes[:first]
+    for start in range(first, len(sizes), others):
+        yield sizes[start : start + others]
+
+
 def lockstep(
-    local: Local, samples: Several, planned: Sequence[int], preprocess: Preprocess, alike: bool = False
+    local: Local, samples: Several, planned: Sequence[int], preprocess: Prepares, alike: bool = False
 ) -> Iterator[tuple[Batch, list[int]]] | None:
     """The `minibatches` of several clients as one for every step, and how many samples of each client are in it.
 
