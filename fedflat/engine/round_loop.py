@@ -38,6 +38,7 @@ from fedflat.engine.evaluation import (
 from fedflat.engine.faults import check_states
 from fedflat.engine.setup import Broadcast, Jobs, Setup
 from fedflat.engine.soundness import Snapshot, check_sound, suspect
+from fedflat.engine.stacking import dealt
 from fedflat.engine.tally import Tally, told
 from fedflat.engine.terms import BUFFERS, DELTA
 from fedflat.engine.trusted import TrustedClient
@@ -197,7 +198,7 @@ class RoundLoop:
         Large clients come first, so that no worker ends a round with one.
         """
         numbers, sizes = np.array(clients, np.int64), self.setup.federation.sizes_of(clients)
-        order = np.lexsort([numbers, -sizes])
+        order = np.lexsort([numbers, -sizes])[dealt(len(clients), self.setup.stack)]
         return numbers[order].tolist(), sizes[order]
 
     def _broadcast(self) -> Broadcast:

@@ -76,6 +76,23 @@ def _prepared(setup: Setup, picked: int | None) -> tuple[int, bool, bool]:
     return setup.stack, setup.pads, setup.folds
 
 
+def dealt(count: int, stack: int) -> np.ndarray:
+    """The order in which so many clients, longest first, fill stacks: two stacks at a time, as equally long as can be.
+
+    Consecutive clients would make one stack long and the next one short, and a second worker wait. With more than two
+    stacks at a time, all would take as many steps as the longest client of more and more others.
+
+    >>> dealt(9, 2).tolist()
+    [0, 2, 1, 3, 4, 6, 5, 7, 8]
+    """
+    order = np.arange(count)
+    pairs, rest = np.split(order, [count - count % (2 * stack)])
+    if len(rest) > stack:
+        first = np.arange(stack) * len(rest) // stack
+        rest = np.concatenate([rest[first], np.delete(rest, first)])
+    return np.concatenate([pairs.reshape(-1, stack, 2).swapaxes(1, 2).ravel(), rest])
+
+
 def _tell_of_sizes(setup: Setup) -> None:
     """Say once that stacks are small where only clients of the same size can share one."""
     if setup.pads:
@@ -248,11 +265,11 @@ def _steps(setup: Setup) -> np.ndarray:
 def _longest(steps: np.ndarray, stack: int, workers: int) -> float:
     """The share of all steps that the busiest worker takes, if whoever is free gets the next stack.
 
-    >>> [round(_longest(np.array([2, 2, 1, 1]), stack, workers=2), 2) for stack in (1, 2)]
-    [0.5, 0.67]
+    >>> [round(_longest(np.array([2, 2, 1, 1]), stack, workers=2), 2) for stack in (1, 2, 3)]
+    [0.5, 0.5, 0.83]
     """
     loads = [0] * workers
-    for work in np.add.reduceat(steps, np.arange(0, len(steps), stack)).tolist():
+    for work in np.add.reduceat(steps[dealt(len(steps), stack)], np.arange(0, len(steps), stack)).tolist():
         heapq.heapreplace(loads, loads[0] + work)
     return max(loads) / max(1, int(steps.sum()))
 

@@ -34,9 +34,9 @@ class Bucketing(Part):
     s: Count = 2
 
     def regroup(self, server: Server, updates: Iterable[Update]) -> Iterable[Update]:
-        received = list(updates)
         if self.s == 1:
-            return received
+            return updates
+        received = sorted(updates, key=lambda update: update.client)  # the same buckets in whatever order they arrive
         order = streams.numpy_stream(server.experiment.seed, self.name, server.round).permutation(len(received))
         buckets = [[received[i] for i in order[k : k + self.s]] for k in range(0, len(received), self.s)]
         return [replace(bucket[0], delta=_mean([u.delta for u in bucket]), weight=1.0) for bucket in buckets]
