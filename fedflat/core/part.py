@@ -107,6 +107,10 @@ class Part:
         """Parts without random passes, with weights: the weighted sum of their costs is this part's expected cost."""
         return [(1.0, self)]
 
+    def idle_rounds(self, rounds: int) -> int:
+        """In how many rounds, the first ones of `rounds`, a method has the same bits with this part and without it."""
+        return 0
+
     # ---- once ----
     def build(self, module: nn.Module) -> nn.Module:
         """Change the network that is trained, saved and exported; the names of its tensors must stay the same."""
@@ -249,7 +253,7 @@ SINGLE_OWNER = {
     "personal": "the personal model of a client",
     "step": "the server step",
 }
-_HELPERS = ("require", "cost_variants")
+_HELPERS = ("require", "cost_variants", "idle_rounds")
 SLOTS = tuple(
     name for name, value in vars(Part).items() if callable(value) and not name.startswith("_") and name not in _HELPERS
 )

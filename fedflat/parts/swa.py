@@ -58,6 +58,9 @@ class SWA(Part):
             return t > first and (t - first) % self.cycle == 0
         return t >= first and self.phase(t) == 1
 
+    def idle_rounds(self, rounds: int) -> int:
+        return self.first(rounds)
+
     def check(self, setup: SetupView) -> None:
         rounds = setup.experiment.rounds
         first = self.first(rounds)

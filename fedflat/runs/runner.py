@@ -28,7 +28,7 @@ from fedflat.engine.pictures import pictures
 from fedflat.engine.round_loop import RoundLoop
 from fedflat.engine.setup import Criterion, Setup, fresh_server
 from fedflat.engine.stacking import prepare as prepare_stack
-from fedflat.errors import CheckpointError, InputError, InterruptedRunError
+from fedflat.errors import CheckpointError, FolderInUseError, InputError, InterruptedRunError
 from fedflat.experiment import Experiment
 from fedflat.presets import load_preset
 from fedflat.runs.callbacks import Callback, Stop
@@ -36,7 +36,7 @@ from fedflat.runs.checkpoint import NEWEST, PREVIOUS, Checkpoint, identity
 from fedflat.runs.folder import RunFolder, describe_environment
 from fedflat.runs.result import Run
 from fedflat.runs.signals import interruptible
-from fedflat.runs.state import RunState
+from fedflat.runs.state import RunState, Tables
 from fedflat.runs.store import MEMORY, ClientStore
 from fedflat.tasks.metrics import Wanted
 
@@ -90,7 +90,7 @@ def run(
         InterruptedRunError: Ctrl-C or SIGTERM stopped the run after it had written a checkpoint.
     """
     _check_types(experiment, callbacks)
-    recorded: dict[str, Any] = {"preset": load_preset(preset).record(experiment)} if preset else {}
+    recorded = _note(experiment, preset)
     own: dict[str, Any] = {"federation": federation, "model": model, "loss": loss}
     seen: dict[str, Any] = {"metrics": metrics, "root": root, "sampled": participants is None}
     seen |= {"watch": watch, "watch_every": watch_every}
@@ -105,6 +105,33 @@ def run(
             if not state.finished:
                 _go_on(state, choose, [*callbacks, *(_display() if shown else [])], make)
     return Run(state)
+
+
+def begin(experiment: Experiment, earlier: RunState | Tables, out: str | Path, preset: str = "", **seen: Any) -> None:
+    """Make a run folder in which the rounds of an earlier run are done, for `run` to go on from.
+
+    They must be rounds of this experiment, bit for bit; see `runs.branching.common_rounds`. If the folder already has
+    a checkpoint, or another process uses it, nothing happens.
+
+    Args:
+        experiment: The experiment of the new run.
+        earlier: The run whose rounds are copied.
+        out: The new run folder.
+        preset: As for `run`.
+        **seen: As for `run`: `metrics`, `root`, `watch` and `watch_every`.
+    """
+    with single_thread(), streams.isolated(experiment.seed, "run"), contextlib.suppress(FolderInUseError):
+        setup = make_setup(experiment, **seen)
+        _choose_stack(setup, None, out)
+        recorded = _note(experiment, preset) | {"inputs": describe_inputs(setup, {})}
+        with _opened(setup, out, recorded, MEMORY) as state:
+            if not state.round and isinstance(earlier, RunState):
+                state.adopt(earlier)
+
+
+def _note(experiment: Experiment, preset: str) -> dict[str, Any]:
+    """What a run folder tells of the preset, if there is one."""
+    return {"preset": load_preset(preset).record(experiment)} if preset else {}
 
 
 def _choose_stack(setup: Setup, engine: object, out: str | Path | None) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,14 @@ from fedflat.errors import (
     one_line,
 )
 from fedflat.experiment import Experiment, default_out
+from fedflat.runs.branching import Branching, Follower, leaders
 from fedflat.runs.callbacks import Callback
 from fedflat.runs.display import Board, Overall
 from fedflat.runs.files import write_atomically
+from fedflat.runs.folder import RunFolder
 from fedflat.runs.json_files import read_json
 from fedflat.runs.records import PLAN, Record, labels
-from fedflat.runs.runner import run
+from fedflat.runs.runner import begin, run
 from fedflat.runs.sharing import Queue
 
 
@@ -90,6 +93,7 @@ def run_all(
     """
     waiting = [(member, name) for member, name in zip(members, _names(members), strict=True) if not member.finished]
     watching = {name: options[name] for name in ("metrics", "watch", "watch_every") if name in options}
+    led = leaders([member.experiment for member in members])
     check([member.experiment for member, _ in waiting], root, needed, **watching)
     before = len(members) - len(waiting)
     if before and progress:
@@ -100,20 +104,33 @@ def run_all(
         overall = Overall(board, rounds, before, earlier) if board else None
         queue = Queue(
             waiting,
-            folder=lambda pair: pair[0].folder,
+            busy=lambda pair: _busy(members, led, pair[0]),
             done=lambda pair: pair[0].finished,
             elsewhere=lambda pair: overall.elsewhere(pair[0].experiment) if overall else None,
         )
         for member, name in queue:
             _write_plan(members)
             watchers = [board.watch(name, member.experiment.rounds), overall] if board and overall else []
+            branching = Branching(_followers(members, led, member), partial(begin, root=root, **watching))
             try:
-                _run(member, [*callbacks(), *watchers], root=root, **options)
+                _run(member, [*callbacks(), *watchers, branching], root=root, **options)
             except FolderInUseError:
                 queue.put_off((member, name))
     if waiting:
         _write_plan(members)
     return members
+
+
+def _followers(members: Sequence[Member], led: Mapping[int, int], leader: Member) -> list[Follower]:
+    """The members that are to begin with rounds of this one."""
+    own = (members[place] for place, first in led.items() if members[first] is leader)
+    return [Follower(member.experiment, member.folder, member.preset) for member in own]
+
+
+def _busy(members: Sequence[Member], led: Mapping[int, int], member: Member) -> bool:
+    """Whether another process works on the member, or on rounds with which it is to begin."""
+    folder, first = RunFolder(member.folder), led.get(members.index(member))
+    return folder.in_use or (first is not None and not folder.exists() and RunFolder(members[first].folder).in_use)
 
 
 def _names(members: Sequence[Member]) -> list[str]:

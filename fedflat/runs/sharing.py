@@ -16,11 +16,11 @@ T = TypeVar("T")
 
 
 class Queue(Generic[T]):
-    """Tasks one after another; those whose folder another process has locked come last.
+    """Tasks one after another; those with which another process is busy come last.
 
     Args:
         tasks: What is not done yet.
-        folder: The run folder of a task.
+        busy: Whether another process works on a task, or on what it needs.
         done: Whether a task is done, maybe by another process.
         elsewhere: Told of a task that another process has done.
     """
@@ -28,12 +28,12 @@ class Queue(Generic[T]):
     def __init__(
         self,
         tasks: Iterable[T],
-        folder: Callable[[T], Path],
+        busy: Callable[[T], bool],
         done: Callable[[T], bool],
         elsewhere: Callable[[T], None] = lambda task: None,
     ) -> None:
         self._free, self._put_off, self._told = deque(tasks), deque[T](), False
-        self._folder, self._done, self._elsewhere = folder, done, elsewhere
+        self._busy, self._done, self._elsewhere = busy, done, elsewhere
 
     def put_off(self, task: T) -> None:
         """Another process works on it."""
@@ -44,7 +44,7 @@ class Queue(Generic[T]):
             if not self._free:
                 self._wait()
             task = self._free.popleft()
-            if RunFolder(self._folder(task)).in_use:
+            if self._busy(task):
                 self.put_off(task)
             elif self._done(task):
                 self._elsewhere(task)
@@ -62,7 +62,7 @@ class Queue(Generic[T]):
 
 def locked(tasks: Iterable[T], folder: Callable[[T], Path], done: Callable[[T], bool]) -> Iterator[T]:
     """The tasks that are not done, each while its folder is locked, for work that does not lock it itself."""
-    queue = Queue((task for task in tasks if not done(task)), folder, done)
+    queue = Queue((task for task in tasks if not done(task)), lambda task: RunFolder(folder(task)).in_use, done)
     for task in queue:
         home = RunFolder(folder(task))
         try:

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from fedflat.core.batchnorm import use_batch
-from fedflat.core.tensors import flatten, nest
+from fedflat.core.tensors import copied, flatten, nest
 from fedflat.core.views import Server
 from fedflat.data.federation import Federation
 from fedflat.engine.assembly import assemble
@@ -20,6 +20,7 @@ from fedflat.engine.setup import Setup, fresh_server
 from fedflat.errors import CheckpointError, InputError, UnknownNameError
 from fedflat.experiment import Experiment
 from fedflat.runs.checkpoint import Checkpoint, identity
+from fedflat.runs.files import read_tensors
 from fedflat.runs.folder import RunFolder
 from fedflat.runs.store import ClientStore
 from fedflat.tasks.task import TASKS, Classification
@@ -170,6 +171,26 @@ class RunState:
         if [row["round"] for row in self.metrics] != list(range(1, round + 1)):
             path = folder.path / "metrics.jsonl"
             raise CheckpointError(f"{path} does not have all rows of rounds 1 to {round}; nothing was deleted")
+
+    def adopt(self, earlier: RunState) -> None:
+        """Take over the rounds of another run, which are rounds of this one as well, and write them to the folder."""
+        server, theirs, folder, source = self.server, earlier.server, self.folder, earlier.folder
+        assert folder is not None and source is not None
+        server.theta, server.buffers, server.counters = (
+            tensor.clone() for tensor in (theirs.theta, theirs.buffers, theirs.counters)
+        )
+        server.states, server.round, self.best = copied(theirs.states), theirs.round, dict(earlier.best)
+        for client in earlier.store.versions:
+            self.store.put(client, copied(earlier.store.get(client)))
+        self.store.commit_round(server.round)
+        for table in ("clients", "evaluations"):
+            folder.append(table, source.rows(table, server.round))
+        self.metrics = [dict(row) for row in earlier.metrics]
+        folder.append("metrics", self.metrics)
+        if self.best["round"]:
+            best = read_tensors(source.path / "best.safetensors")
+            folder.save_weights("best", best, {"run": self.run, "round": str(self.best["round"])})
+        self.save()
 
     def clean(self, checkpoint: Checkpoint | None = None) -> None:
         """Remove what is newer than the restored checkpoint (None: than the start), which will be run again."""
