@@ -1,7 +1,8 @@
-"""What is not run here is at least consistent: workflows, templates, container, citation."""
+"""What is not run here is at least consistent: workflows, templates, container, citation, mutations."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import tomllib
@@ -46,3 +47,12 @@ def test_the_container_copies_what_is_there() -> None:
 def test_the_citation_is_of_this_version() -> None:
     found = re.search(r"^version: \"?([\d.]+)\"?$", (HOME / "CITATION.cff").read_text(), re.MULTILINE)
     assert found is not None and found[1] == PROJECT["version"]
+
+
+def test_every_mutation_finds_what_it_changes() -> None:
+    """Without running them: `benchmarks/mutations.py` would refuse to start."""
+    spec = importlib.util.spec_from_file_location("mutations", HOME / "benchmarks" / "mutations.py")
+    assert spec is not None and spec.loader is not None
+    mutations = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(mutations)
+    assert mutations.MUTATIONS and mutations.outdated() == []
