@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from fedflat.cli.parser import Parser, add_data_root
 from fedflat.errors import UnknownNameError
@@ -25,6 +25,7 @@ def configure(parser: Parser) -> None:
     parser.add_argument("table", nargs="?", metavar="TABLE", help="such as 003/table2, or your own FILE.toml")
     parser.add_argument("--scale", metavar="NAME", default="full", help="full, or a reduced version: small [full]")
     parser.add_argument("--rows", metavar="LIST", help='such as "FedAvg; FedAvg + const" [all of the scale]')
+    parser.add_argument("--columns", metavar="LIST", help='such as "CIFAR-100, iid; CIFAR-10" [all of the scale]')
     parser.add_argument("--seeds", metavar="LIST", help="such as 0..2 [as many as the paper or the scale has]")
     parser.add_argument("--out", metavar="DIR", help="folder for the runs and the table [a folder in runs/]")
     parser.add_argument("--device", metavar="TEXT", default="auto", help="where clients train: cpu, cuda, … [auto]")
@@ -39,22 +40,23 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.table is None:
         return _list_tables()
     table, seeds = load_table(arguments.table), values_in("seed", arguments.seeds) if arguments.seeds else []
-    cells = _chosen(table.cells(arguments.scale, seeds), arguments.rows)
+    cells = _chosen(table.cells(arguments.scale, seeds), "row", arguments.rows)
+    cells = _chosen(cells, "column", arguments.columns)
     if arguments.list:
         return _list_cells(cells)
     out = Path(arguments.out or f"runs/{table.id.replace('/', '-')}-{arguments.scale}")
     return _reproduce(table, arguments, cells, out)
 
 
-def _chosen(cells: list[Cell], rows: str | None) -> list[Cell]:
-    """The cells of the rows that are asked for; names are separated by semicolons, as they may contain commas."""
-    if rows is None:
+def _chosen(cells: list[Cell], what: Literal["row", "column"], wanted: str | None) -> list[Cell]:
+    """The cells of the rows or columns that are asked for, separated by semicolons as names may contain commas."""
+    if wanted is None:
         return cells
-    names = [name.strip() for name in rows.split(";")]
+    names, known = [name.strip() for name in wanted.split(";")], dict.fromkeys(getattr(cell, what) for cell in cells)
     for name in names:
-        if name not in (cell.row for cell in cells):
-            raise UnknownNameError("row of this table:", name, dict.fromkeys(cell.row for cell in cells))
-    return [cell for cell in cells if cell.row in names]
+        if name not in known:
+            raise UnknownNameError(f"{what} of this table:", name, known)
+    return [cell for cell in cells if getattr(cell, what) in names]
 
 
 def _reproduce(table: Table, arguments: argparse.Namespace, cells: list[Cell], out: Path) -> int:

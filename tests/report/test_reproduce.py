@@ -383,12 +383,15 @@ def test_cells_run_and_stand_beside_the_papers(capsys: pytest.CaptureFixture[str
     assert main(["show", *map(str, Path("r").glob("*"))]) == 0  # the table's files beside the runs are no mistake
 
 
-def test_some_rows_of_a_table(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["reproduce", "tiny.toml", "--scale", "small", "--rows", "FedProx", "--list"]) == 0
+def test_some_rows_and_columns_of_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    some = ["--rows", "FedProx", "--columns", "iid, rounds to 10 %; iid"]
+    assert main(["reproduce", "tiny.toml", *some, "--list"]) == 0
     shown = capsys.readouterr().out
     assert "FedProx" in shown and "FedAvg" not in shown
-    assert main(["reproduce", "tiny.toml", "--rows", "FedProx; FedAvq", "--list"]) != 0
-    assert "did you mean 'FedAvg'?" in capsys.readouterr().err
+    assert "iid, rounds" in shown and "lr 0" not in shown
+    for option, given, meant in (("--rows", "FedProx; FedAvq", "FedAvg"), ("--columns", "lr 1", "lr 0")):
+        assert main(["reproduce", "tiny.toml", option, given, "--list"]) != 0
+        assert f"did you mean '{meant}'?" in capsys.readouterr().err
 
 
 def test_what_is_finished_is_kept_after_an_interruption(capsys: pytest.CaptureFixture[str]) -> None:
