@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from fedflat.core.fields import NonNegative
 from fedflat.core.part import Part
 from fedflat.core.views import Local, SetupView
-from fedflat.parts.requirements import require_classes, require_cross_entropy
+from fedflat.parts.requirements import of_one_class, require_classes, require_cross_entropy
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,8 @@ class FedLC(Part):
     """Ask for larger margins of a client's rare classes, and leave the classes that it has not alone.
 
     n_c is the number of the client's training samples of class c. Classes with n_c = 0 have no probability and no
-    gradient. Evaluation uses the plain logits, and the recorded training loss is the plain one.
+    gradient, so a client with one class only does not train. Evaluation uses the plain logits, and the recorded
+    training loss is the plain one.
     Keeps nothing; sends 1 down, 1 up.
     Differs from the paper in its softmax over all classes, as in all public codes: without the true class the loss has
     no lower bound.
@@ -42,6 +43,13 @@ class FedLC(Part):
     def check(self, setup: SetupView) -> None:
         require_classes(self.name, setup)
         require_cross_entropy(self.name, setup)
+        single, seen = of_one_class(setup)
+        if single and self.tau > 0:
+            log.warning(
+                "fedlc: of %d clients that were looked at, %d have samples of one class only. Their loss and its "
+                "gradient are 0, and they do not train: take a partition with more classes per client, or no fedlc",
+                *(seen, single),
+            )
 
     def loss(self, local: Local, output: Any) -> Tensor | None:
         plain, scratch = local.data_loss, local.scratch(self)

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedflat.core.optimizer_choice import optimizer_of
+from fedflat.core.samples import IGNORED, Samples
 from fedflat.core.views import SetupView, Update
 from fedflat.errors import InputError
 
@@ -48,6 +49,21 @@ def require_classes(who: str, setup: SetupView) -> int:
     if not isinstance(output, Tensor) or output.dim() < 2 or y.is_floating_point() or y.shape == output.shape:
         raise InputError(f"{who} works on classes: it needs class labels and a model with one score per class")
     return int(output.shape[1])
+
+
+def of_one_class(setup: SetupView, look: int = 10) -> tuple[int, int]:
+    """How many of a few clients, spread over all of them, have samples of one class only; and how many are a few."""
+    clients = sorted(set(torch.linspace(0, setup.clients - 1, min(look, setup.clients)).long().tolist()))
+    return sum(_of_one_class(setup.federation.samples(client)) for client in clients), len(clients)
+
+
+def _of_one_class(samples: Samples, look: int = 20) -> bool:
+    """Whether all labels are the same; where they are in no tensor, those of a few samples."""
+    labels = getattr(samples, "labels", None)
+    if not isinstance(labels, Tensor):
+        labels = samples.batch(torch.linspace(0, len(samples) - 1, min(look, len(samples))).long())[1]
+    counted = labels[labels != IGNORED]
+    return len(counted) == 0 or bool(counted.min() == counted.max())
 
 
 def require_cross_entropy(who: str, setup: SetupView) -> None:

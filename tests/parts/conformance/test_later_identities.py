@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedflat import Experiment, Federation, InputError
@@ -19,6 +20,7 @@ from fedflat.parts.distillation import not_true_divergence
 from fedflat.parts.fedinit import FedInit
 from fedflat.parts.label_skew import correlation_penalty
 from fedflat.parts.personal.ifca import starts
+from fedflat.parts.requirements import of_one_class
 
 from . import reference as ref
 from .harness import PARTIAL, REGIMES, UNEQUAL, assert_close, assert_same_bits, make_world, module_of, run_library
@@ -407,7 +409,8 @@ def test_fedntd_needs_three_classes_and_labels() -> None:
 def run_digits_on(federation: Federation, method: str, model: nn.Module, **given: Any) -> Any:
     from fedflat.runs.runner import run
 
-    experiment = Experiment(method=method, rounds=1, backend="serial", participation="all", local_epochs=1)
+    fields: dict[str, Any] = {"rounds": 1, "participation": "all", "local_epochs": 1, "weight_decay": 0.0}
+    experiment = Experiment(method=method, backend="serial", **fields)
     return run(experiment, federation=federation, model=model, progress=False, **given)
 
 
@@ -415,6 +418,48 @@ def test_fedlc_refuses_a_loss_of_ones_own() -> None:
     three = Federation([(torch.randn(4, 3), torch.tensor([0, 1, 2, 1]))] * 2, classes=3)
     with pytest.raises(InputError, match="fedlc changes the logits"):
         run_digits_on(three, "fedlc", nn.Linear(3, 3), loss=nn.CrossEntropyLoss(label_smoothing=0.1))
+
+
+def test_fedlc_stands_still_where_clients_have_one_class_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    x, model = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)), nn.Linear(3, 3)
+    before = torch.cat([p.detach().flatten() for p in model.parameters()])
+    single = Federation([(x, torch.full((4,), label)) for label in range(3)], classes=3)
+    assert run_digits_on(single, "fedlc", model).server_weights.equal(before)
+    assert "of 3 clients that were looked at, 3 have samples of one class only" in caplog.text
+    caplog.clear()
+    mixed = Federation([(x, torch.tensor([0, 1, 2, label])) for label in range(3)], classes=3)
+    assert not run_digits_on(mixed, "fedlc", model).server_weights.equal(before)
+    run_digits_on(single, "fedlc(tau=0.0)", model)
+    assert not caplog.text
+
+
+def test_fedlc_looks_at_a_few_clients_of_a_million() -> None:
+    """Spread over all of them, and, where labels are in no tensor, at a few samples."""
+    seen = []
+
+    class Watched:
+        def __init__(self, client: int) -> None:
+            seen.append(client)
+
+        def __len__(self) -> int:
+            return 1000
+
+        def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+            assert len(indices) <= 20
+            return torch.zeros(len(indices), 3), indices // 500  # sorted by class
+
+    class Many(Sequence[Any]):
+        def __len__(self) -> int:
+            return 1_000_000
+
+        def __getitem__(self, client: Any) -> Any:
+            return Watched(client)
+
+    federation = Federation(Many(), sizes=np.full(1_000_000, 1000), classes=3)
+    setup = assemble(Experiment(method="fedlc", participation="uniform(2)"), federation, nn.Linear(3, 3))
+    seen.clear()
+    assert of_one_class(setup) == (0, 10)
+    assert len(seen) == 10 and min(seen) == 0 and max(seen) == 999_999
 
 
 @pytest.mark.parametrize("part", ["fedacg", "fedsmoo", "fedgloss", "fedswa", "fedmoswa", "fedexp", "qfedavg", "ifca"])
