@@ -145,24 +145,34 @@ def _asker(error: BaseException) -> str:
     return f" for {own[-1].name}() in {'.'.join(module.parts)}"
 
 
+CHOOSERS = ("fedflat.engine.stacking",)  # `stack="auto"`
+
+
 class _Lines(logging.Handler):
     """Writes one line per message to the current `sys.stderr`, which a live display may have replaced."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write the line."""
-        text = " ".join(record.getMessage().split())
-        sys.stderr.write(f"fedflat: {record.levelname.lower()}: {printable(text)}\n")
+        text, kind = " ".join(record.getMessage().split()), record.levelname.lower()
+        sys.stderr.write(f"fedflat: {'' if kind == 'info' else f'{kind}: '}{printable(text)}\n")
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Warnings and errors, and what somebody has chosen for the user."""
+        return record.levelno >= logging.WARNING or (record.levelno == logging.INFO and record.name in CHOOSERS)
 
 
 @contextlib.contextmanager
 def warnings_shown() -> Iterator[None]:
-    """Show the library's warnings on stderr, one line each."""
-    logger, handler = logging.getLogger("fedflat"), _Lines(logging.WARNING)
+    """Show the library's warnings on stderr, one line each, and what it chose where the user left it open."""
+    logger, handler = logging.getLogger("fedflat"), _Lines()
+    level = logger.level
+    logger.setLevel(logging.INFO)
     logger.addHandler(handler)
     try:
         yield
     finally:
         logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 def _tolerate_narrow_encodings() -> None:

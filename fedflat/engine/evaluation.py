@@ -33,6 +33,7 @@ from fedflat.tasks import Metric
 
 log = logging.getLogger(__name__)
 CHUNK, EVALUATION_BATCH = 1000, 250
+TOGETHER = 1000  # samples of several clients that are scored at once
 KEY = "evaluate"  # the name of the scores in an update
 MODELS = ("common", "personal", "adapted")
 """The models of a client that are scored."""
@@ -195,6 +196,7 @@ def _stacked_models(
 ) -> Iterator[tuple[str, Sequence[Job], Tensor]]:
     """What `_models` says of each client, for several: names of models, the clients that have one, their weights."""
     private, method = setup.private, setup.method
+    setup.load(broadcast)
     if jobs and not private.splits and not method.filling("generate"):
         own = [broadcast.theta if job.theta is None else job.theta for job in jobs]
         yield "common", jobs, torch.stack(own)
@@ -229,14 +231,20 @@ def _adapted(setup: Setup, broadcast: Broadcast, jobs: Jobs) -> Tensor:
     return local.theta
 
 
-@torch.no_grad()
 def score_rows(setup: Setup, theta: Tensor, tests: Sequence[Samples | None]) -> list[Score]:
-    """Score the weights in each row on the test set of a client, in evaluation mode."""
+    """Score the weights in each row on the test set of a client, in evaluation mode; so many rows at a time as fit."""
+    known = [test for test in tests if test is not None]
+    rows = max(1, TOGETHER // max(map(len, known), default=1))
+    parts = ((theta[low:high], known[low:high]) for low, high in pieces(0, len(known), rows))
+    return [score for weights, some in parts for score in _scored(setup, weights, some)]
+
+
+@torch.no_grad()
+def _scored(setup: Setup, theta: Tensor, tests: Sequence[Samples]) -> list[Score]:
     setup.model.module.eval()
     model, batches = StackedModel(setup.model, list, len(theta), setup.folds), list[tuple[Any, Tensor]]()
     model.theta.copy_(theta)
     for test in tests:
-        assert test is not None
         x, y = test.batch(torch.arange(len(test)))
         batches.append((setup.federation.preprocess(x, None, theta.dtype), y))
     outputs = model(filled([x for x, _ in batches], max(len(y) for _, y in batches), 0))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import cache
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -29,8 +31,9 @@ from fedflat.engine.placement import explaining_memory
 from fedflat.engine.preparing import prepared
 from fedflat.engine.setup import Broadcast, Job, Jobs, Setup
 from fedflat.engine.terms import each_row, estimated_terms, stacked_terms, training_terms
-from fedflat.errors import ClientError, DataError, InputError, RunError
+from fedflat.errors import ClientError, DataError, InputError
 
+log = logging.getLogger(__name__)
 NAMED = 20  # clients that a message names
 
 
@@ -145,11 +148,15 @@ def train_stack(setup: Setup, broadcast: Broadcast, jobs: Jobs) -> Updates:
     except (InputError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        for job in jobs:  # one by one, so that the error names the client
-            train(setup, broadcast, job)
-        raise RunError(
-            f"round {broadcast.round}, {named(jobs)} in a stack: {error}. Each of them trains alone: set stack=1"
-        ) from error
+        updates = _one_by_one(JOBS["train"], setup, broadcast, jobs)  # whose error would name the client
+        _tell_apart(str(error).strip().split("\n")[0][:160])
+        return updates
+
+
+@cache
+def _tell_apart(why: str) -> None:
+    """Say once per reason that some clients do not fit into one stack."""
+    log.warning("clients of some stacks train one by one, as their data do not fit together: %s", why)
 
 
 class _Trained(NamedTuple):

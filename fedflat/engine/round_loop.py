@@ -195,10 +195,12 @@ class RoundLoop:
     def _longest_first(self, clients: list[int]) -> tuple[list[int], np.ndarray]:
         """Clients in the order of training and of every sum, and their sizes.
 
-        Large clients come first, so that no worker ends a round with one.
+        Large clients, or stacks of large clients, come first, so that no worker ends a round with one.
         """
         numbers, sizes = np.array(clients, np.int64), self.setup.federation.sizes_of(clients)
-        order = np.lexsort([numbers, -sizes])[dealt(len(clients), self.setup.stack)]
+        order = np.lexsort([numbers, -sizes])
+        if self.setup.pads:  # otherwise only clients of the same size share a stack
+            order = order[dealt(sizes[order], self.setup.stack)]
         return numbers[order].tolist(), sizes[order]
 
     def _broadcast(self) -> Broadcast:

@@ -6,7 +6,7 @@ import heapq
 import logging
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from fedflat.core import streams
 from fedflat.core.batchnorm import batchnorms
 from fedflat.core.devices import accelerated
+from fedflat.core.flat import FlatModel
 from fedflat.core.forked import can_fork, in_child
 from fedflat.core.inputs import map_inputs
 from fedflat.core.part import can_stack
-from fedflat.core.participation import participants
 from fedflat.core.samples import IGNORED
 from fedflat.core.stacked import StackedModel
 from fedflat.engine.drawing import Drawing
@@ -40,11 +40,12 @@ LOOK = 1000  # clients whose sizes are compared
 TAKES_MEANS = ("around_forward", "loss")  # slots of parts that may take means over a minibatch
 
 
-def prepare(setup: Setup, picked: int | None = None) -> None:
+def prepare(setup: Setup, choose: Callable[..., Iterable[int]], picked: int | None = None) -> None:
     """Set `setup.stack`, `setup.pads` and `setup.folds`; a wish that cannot be met is told once.
 
     Args:
         setup: The setup of the run.
+        choose: The participants, see `RoundLoop`.
         picked: What `auto` picked when the run began; None: it is measured now.
     """
     wanted = setup.experiment.stack
@@ -53,22 +54,22 @@ def prepare(setup: Setup, picked: int | None = None) -> None:
         return
     if accelerated() and can_fork() and not fork_hindrance(setup.devices):
         # The trials compute gradients, after which this process could fork no workers.
-        setup.stack, setup.pads, setup.folds = in_child(lambda: _prepared(setup, picked))
+        setup.stack, setup.pads, setup.folds = in_child(lambda: _prepared(setup, choose, picked))
     else:
-        _prepared(setup, picked)
+        _prepared(setup, choose, picked)
 
 
-def _prepared(setup: Setup, picked: int | None) -> tuple[int, bool, bool]:
+def _prepared(setup: Setup, choose: Callable[..., Iterable[int]], picked: int | None) -> tuple[int, bool, bool]:
     """`prepare` in this process; returns what it sets."""
     wanted = setup.experiment.stack
-    with streams.preserved():
+    with streams.preserved(), _statistics_kept(setup):
         why = _examined(setup)
         if why is not None:
             log.log(
                 logging.INFO if wanted == "auto" else logging.WARNING, "clients train one by one, not stacked: %s", why
             )
         elif wanted == "auto":
-            setup.stack = picked or _fastest(setup)
+            setup.stack = picked or _fastest(setup, choose)
             log.info("stack=auto: a worker trains %d clients at once", setup.stack)
         else:
             setup.stack = int(wanted)
@@ -76,21 +77,35 @@ def _prepared(setup: Setup, picked: int | None) -> tuple[int, bool, bool]:
     return setup.stack, setup.pads, setup.folds
 
 
-def dealt(count: int, stack: int) -> np.ndarray:
-    """The order in which so many clients, longest first, fill stacks: two stacks at a time, as equally long as can be.
+def dealt(sizes: np.ndarray, stack: int) -> np.ndarray:
+    """The order in which clients, largest first, fill stacks: two stacks at a time, as equally long as can be.
 
-    Consecutive clients would make one stack long and the next one short, and a second worker wait. With more than two
-    stacks at a time, all would take as many steps as the longest client of more and more others.
+    Consecutive clients would make one stack long and the next one short, and a second worker wait. But both then take
+    as many steps as the largest client of both, so clients that differ by more than half stay consecutive.
 
-    >>> dealt(9, 2).tolist()
-    [0, 2, 1, 3, 4, 6, 5, 7, 8]
+    >>> dealt(np.array([9, 9, 8, 8, 7, 7, 7, 6, 6]), 2).tolist(), dealt(np.array([9, 9, 4, 4]), 2).tolist()
+    ([0, 2, 1, 3, 4, 6, 5, 7, 8], [0, 1, 2, 3])
     """
+    count, pair = len(sizes), 2 * stack
     order = np.arange(count)
-    pairs, rest = np.split(order, [count - count % (2 * stack)])
-    if len(rest) > stack:
-        first = np.arange(stack) * len(rest) // stack
-        rest = np.concatenate([rest[first], np.delete(rest, first)])
-    return np.concatenate([pairs.reshape(-1, stack, 2).swapaxes(1, 2).ravel(), rest])
+    for start in range(0, count - stack, pair) if stack > 1 else ():
+        both = order[start : start + pair]
+        if 2 * sizes[start + stack] >= sizes[start]:
+            first = np.arange(stack) * len(both) // stack
+            both[:] = start + np.concatenate([first, np.delete(np.arange(len(both)), first)])
+    return order
+
+
+@contextmanager
+def _statistics_kept(setup: Setup) -> Iterator[None]:
+    """Undo what the block does to the model's buffers: trials train."""
+    vectors = setup.model.buffers, setup.model.counters
+    before = [vector.clone() for vector in vectors]
+    try:
+        yield
+    finally:
+        for vector, old in zip(vectors, before, strict=True):
+            vector.copy_(old)
 
 
 def _tell_of_sizes(setup: Setup) -> None:
@@ -140,6 +155,8 @@ def _tried(setup: Setup, x: object, y: Tensor) -> str | None:
     torch.default_generator.manual_seed(0)
     alone = criterion(model(x), y)
     states = streams.global_states()
+    for name in _moved(model, stacked):
+        return f"{name} changes with every batch"
     try:
         with _noting(setup, entered):
             twice = _twice((x, y))
@@ -162,23 +179,39 @@ def _tried(setup: Setup, x: object, y: Tensor) -> str | None:
     return None
 
 
+def _moved(model: FlatModel, before: StackedModel) -> Iterator[str]:
+    """The names of the buffers that are others than before."""
+    for spans, now, old in (
+        (model.buffer_spans, model.buffers, before.buffers[0]),
+        (model.counter_spans, model.counters, before.counters[0]),
+    ):
+        for span in spans:
+            if not torch.allclose(span.of(now), span.of(old), rtol=0, atol=0, equal_nan=True):
+                yield span.name
+
+
 def _pair(setup: Setup, folds: bool = False) -> StackedModel:
     """Two clients with the weights of the setup's model."""
     return StackedModel(setup.model, lambda: [torch.Generator().manual_seed(0) for _ in range(2)], 2, folds)
 
 
-def _twice(x: object) -> Any:
-    return map_inputs(lambda leaf: torch.stack([leaf, leaf]) if isinstance(leaf, Tensor) else leaf, x)
+def _twice(x: object, second: Callable[[Tensor], Tensor] = lambda leaf: leaf) -> Any:
+    return map_inputs(lambda leaf: torch.stack([leaf, second(leaf)]) if isinstance(leaf, Tensor) else leaf, x)
+
+
+def _changed(leaf: Tensor) -> Tensor:
+    """Other inputs that the network takes, too."""
+    return leaf * 0.5 + 0.25 if leaf.is_floating_point() else leaf.amax() - leaf if leaf.numel() else leaf
 
 
 def _folds(setup: Setup, x: object, y: Tensor, training: bool) -> bool:
-    """Whether the network folds: two clients with different weights have the losses and gradients of `torch.vmap`."""
+    """Whether the network folds: two clients with weights and inputs of their own have what `torch.vmap` gives them."""
     pairs, states, found = [_pair(setup), _pair(setup, folds=True)], streams.global_states(), list[Tensor]()
     setup.model.module.train(training)
     try:
         for pair in pairs:
             pair.theta[1].mul_(0.75)
-            losses = row_losses(setup.criterion)(pair(_twice(x)), _twice(y))
+            losses = row_losses(setup.criterion)(pair(_twice(x, _changed)), _twice(y))
             pair.backpropagate(losses)
             found += [losses.detach(), pair.grad]
     except Exception:
@@ -227,14 +260,14 @@ def _fills_up(setup: Setup, x: object, y: Tensor) -> bool:
     return apart and bool(torch.isfinite(filled)) and torch.allclose(whole, filled, rtol=1e-5, atol=1e-7)
 
 
-def _fastest(setup: Setup) -> int:
+def _fastest(setup: Setup, choose: Callable[..., Iterable[int]]) -> int:
     """How many clients at once make a round fastest, by a short trial; 1 unless a stack is clearly faster.
 
     The trial tells what a client costs. How long a round takes depends on how evenly the workers can share the stacks.
     """
     if setup.model.size > LARGE:
         return 1
-    steps, workers = _steps(setup), 1 if setup.experiment.backend == "serial" else processes(setup)
+    steps, workers = _steps(setup, choose), 1 if setup.experiment.backend == "serial" else processes(setup)
     share = min(-(-len(steps) // workers), CHOICES[-1])  # with larger stacks, other workers would have nothing to do
     clients = sorted(range(max(1, min(setup.clients, share))), key=setup.federation.size, reverse=True)
     trial = replace(setup, experiment=setup.experiment.replace(local_steps=2, stack=1))
@@ -250,14 +283,9 @@ def _fastest(setup: Setup) -> int:
     return best
 
 
-def _steps(setup: Setup) -> np.ndarray:
+def _steps(setup: Setup, choose: Callable[..., Iterable[int]]) -> np.ndarray:
     """How many steps the participants of the first round take, longest first; in any unit."""
-    e = setup.experiment
-    if setup.sampled:
-        law = participants(e.participation, setup.clients, e.seed)
-        sizes = setup.federation.sizes_of(Drawing(law, fresh_server(setup), keep=False)())
-    else:
-        sizes = setup.federation.sizes[: setup.clients]
+    e, sizes = setup.experiment, setup.federation.sizes_of(Drawing(choose, fresh_server(setup), keep=False)())
     each = np.ones(len(sizes), np.int64) if e.local_steps is not None else -(-sizes // (e.batch_size or sizes.clip(1)))
     return np.sort(each)[::-1]
 
@@ -269,7 +297,7 @@ def _longest(steps: np.ndarray, stack: int, workers: int) -> float:
     [0.5, 0.5, 0.83]
     """
     loads = [0] * workers
-    for work in np.add.reduceat(steps[dealt(len(steps), stack)], np.arange(0, len(steps), stack)).tolist():
+    for work in np.add.reduceat(steps[dealt(steps, stack)], np.arange(0, len(steps), stack)).tolist():
         heapq.heapreplace(loads, loads[0] + work)
     return max(loads) / max(1, int(steps.sum()))
 

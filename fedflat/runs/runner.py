@@ -98,9 +98,9 @@ def run(
     make = engine or partial(make_backend, ray_address=ray_address)
     with single_thread(), streams.isolated(experiment.seed, "run"):
         setup = make_setup(experiment, **own, **seen)
-        _choose_stack(setup, engine, out)
-        recorded["inputs"] = describe_inputs(setup, own, participants) if out is not None else {}
         choose = _chooser(setup, participants)
+        _choose_stack(setup, choose, engine, out)
+        recorded["inputs"] = describe_inputs(setup, own, participants) if out is not None else {}
         with _opened(setup, out, recorded, state_memory) as state:
             if not state.finished:
                 _go_on(state, choose, [*callbacks, *(_display() if shown else [])], make)
@@ -122,7 +122,7 @@ def begin(experiment: Experiment, earlier: RunState | Tables, out: str | Path, p
     """
     with single_thread(), streams.isolated(experiment.seed, "run"), contextlib.suppress(FolderInUseError):
         setup = make_setup(experiment, **seen)
-        _choose_stack(setup, None, out)
+        _choose_stack(setup, _chooser(setup, None), None, out)
         recorded = _note(experiment, preset) | {"inputs": describe_inputs(setup, {})}
         with _opened(setup, out, recorded, MEMORY) as state:
             if not state.round and isinstance(earlier, RunState):
@@ -134,11 +134,14 @@ def _note(experiment: Experiment, preset: str) -> dict[str, Any]:
     return {"preset": load_preset(preset).record(experiment)} if preset else {}
 
 
-def _choose_stack(setup: Setup, engine: object, out: str | Path | None) -> None:
+def _choose_stack(setup: Setup, choose: Callable[..., list[int]], engine: object, out: str | Path | None) -> None:
+    wanted = setup.experiment.stack
     if engine is None:  # another engine may have its clients elsewhere
-        prepare_stack(setup, _picked(out) if setup.experiment.stack == "auto" else None)
+        prepare_stack(setup, choose, _picked(out) if wanted == "auto" else None)
         if setup.stack > 1:
             setup.federation.pool()
+    elif wanted != 1:
+        log.warning("stack=%s: this engine's clients train one by one", wanted)
 
 
 def _picked(out: str | Path | None) -> int | None:

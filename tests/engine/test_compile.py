@@ -48,6 +48,6 @@ def test_cuda_graphs_need_cuda_and_kernels_a_compiler() -> None:
 def test_compiled_clients_train_one_by_one(caplog: pytest.LogCaptureFixture) -> None:
     setup = make_setup(COMPILED.replace(stack=4), federation=world(), model=network())
     with caplog.at_level(logging.WARNING, "fedflat"):
-        prepare(setup)
+        prepare(setup, lambda t: range(setup.clients))
     assert setup.stack == 1
     assert "not stacked: compile='default'" in caplog.text

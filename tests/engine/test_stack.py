@@ -7,6 +7,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,8 @@ from fedflat import Experiment, Federation, Method
 from fedflat.core.part import can_stack
 from fedflat.core.stacked import StackedModel
 from fedflat.data.samples import TensorSamples
+from fedflat.engine import evaluation
+from fedflat.engine.stacking import dealt
 from fedflat.errors import ClientError, InputError
 from fedflat.runs.runner import run
 from tests.parts.conformance.harness import StopAfter, assert_same_bits, distance
@@ -100,13 +103,18 @@ def test_one_worker_two_workers_and_a_resumed_run_give_the_same_bits(method: str
 @pytest.mark.parametrize(
     "method", ["fedavg", "ditto", "apfl", "fedper", "fedrep(head_epochs=1)", "fedbabu", "finetune"]
 )
-def test_clients_are_evaluated_together_with_the_results_of_one_by_one(method: str) -> None:
+def test_clients_are_evaluated_together_with_the_results_of_one_by_one(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The common, personal and adapted models of all clients, also of new ones, on test sets of unequal size."""
     settings = {"evaluate_clients": 1, "new_clients": 2, "participation": "uniform(3)", "evaluate_every": 0}
     alone, stacked = trained(method, **settings), trained(method, stack=4, **settings)
     assert stacked._state.setup.stack == 4
     assert {name for row in alone.evaluations for name, value in row.items() if value is not None} >= {"adapted"}
     for mine, theirs in zip(stacked.evaluations, alone.evaluations, strict=True):
+        assert mine == pytest.approx(theirs, abs=CLOSE)
+    monkeypatch.setattr(evaluation, "TOGETHER", 6)  # one or two clients at a time
+    for mine, theirs in zip(trained(method, stack=4, **settings).evaluations, alone.evaluations, strict=True):
         assert mine == pytest.approx(theirs, abs=CLOSE)
     pooled = trained(method, stack=4, backend="pool", workers=2, **settings)
     assert pooled.evaluations == stacked.evaluations
@@ -154,6 +162,81 @@ def test_networks_that_do_not_fold_into_one_batch_are_vectorised(layer: nn.Modul
     stacked = trained("scaffold+sam", stack=4, model=model)
     assert (stacked._state.setup.stack, stacked._state.setup.folds) == (4, folds)
     assert_alike(trained("scaffold+sam", model=model), stacked)
+
+
+@pytest.mark.parametrize(
+    "first", [Centred(), nn.BatchNorm2d(1, affine=False, track_running_stats=False)], ids=["centred", "batch norm"]
+)
+def test_clients_are_told_apart_before_the_first_weights(first: nn.Module) -> None:
+    """Only inputs that differ show that a module takes a mean over the clients."""
+    torch.manual_seed(0)
+    model = nn.Sequential(first, nn.Flatten(), nn.Linear(64, 3))
+    assert_alike(trained("fedavg", model=model), trained("fedavg", stack=3, model=model))
+
+
+@pytest.mark.parametrize(
+    ("layers", "named"),
+    [
+        ([nn.Unflatten(1, (1, 64)), nn.InstanceNorm1d(1, track_running_stats=True), nn.Flatten()], "2.running_mean"),
+        ([nn.utils.parametrizations.spectral_norm(nn.Linear(64, 64))], "1.parametrizations.weight.0._u"),
+    ],
+)
+def test_networks_that_keep_statistics_train_one_by_one_and_the_trial_leaves_no_trace(
+    layers: list[nn.Module], named: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), *layers, nn.Linear(64, 3))
+    fallen_back = trained("fedavg", stack=3, model=model)
+    assert f"{named} changes with every batch" in caplog.text
+    assert_same_bits(fallen_back, trained("fedavg", model=model))
+
+
+@pytest.mark.parametrize("stack", [4, "auto"])
+def test_clients_whose_data_do_not_fit_together_train_one_by_one(stack: int | str) -> None:
+    """Images of two sizes, which a network with adaptive pooling takes; neighbours of one size are still stacked."""
+    source = torch.Generator().manual_seed(0)
+    sides = [8 if i % 2 else 10 for i in range(40)]
+    data = [
+        (torch.randn(6, 1, side, side, generator=source), torch.randint(3, (6,), generator=source)) for side in sides
+    ]
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(12, 3))
+    runs = [trained("fedavg", s, federation=Federation(data, data[0], classes=3), model=model) for s in (1, stack)]
+    assert_alike(*runs)
+
+
+@pytest.mark.parametrize("stack", [1, 2, 3, 8, 50])
+def test_stacks_are_dealt_out_evenly_two_at_a_time(stack: int) -> None:
+    """Every client once, the largest ones first in every stack, and two stacks of a pair as large up to one client."""
+    for count in (1, 2, 7, 16, 100):
+        sizes = np.sort(np.random.default_rng(count).integers(10, 20, count))[::-1]
+        order = dealt(sizes, stack)
+        assert sorted(order) == list(range(count))
+        stacks = [order[start : start + stack] for start in range(0, count, stack)]
+        assert all((np.diff(own) > 0).all() for own in stacks)
+        for one, other in zip(stacks[::2], stacks[1::2], strict=False):
+            if len(one) == len(other):
+                assert abs(sizes[one].sum() - sizes[other].sum()) <= sizes[one[0]] - sizes[other[-1]]
+
+
+def test_clients_of_very_different_sizes_are_not_mixed() -> None:
+    """A stack takes as many steps as its largest client: two long ones would cost more than a long and a short one."""
+    assert dealt(np.array([64, 32, 16, 8, 4, 2, 1, 1]), 2).tolist() == list(range(8))
+
+
+def test_auto_looks_at_the_participants_that_the_user_names(caplog: pytest.LogCaptureFixture) -> None:
+    """Sixteen of a hundred clients on two workers: no stack has more than eight."""
+    e = Experiment(stack="auto", backend="pool", workers=2, rounds=1, batch_size=4, lr=0.1, local_epochs=1)
+    with caplog.at_level(logging.INFO):
+        run(
+            e,
+            federation=federation((4,) * 100),
+            model=nn.Sequential(nn.Flatten(), nn.Linear(64, 3)).double(),
+            participants=lambda t: range(16),
+            progress=False,
+        )
+    told = next(r.getMessage() for r in caplog.records if "stack=auto" in r.getMessage())
+    assert int(told.split("trains ")[1].split(" ")[0]) <= 8
 
 
 def test_a_loss_that_knows_no_ignored_labels_stacks_clients_of_equal_sizes() -> None:
