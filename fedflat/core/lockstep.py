@@ -46,7 +46,7 @@ class Stack(Local):
         first = member(0)
         self.__dict__.update(vars(first))
         self.model, self.theta, self.grad, self.count = model, model.theta, model.grad, len(clients)
-        self.origin = model.theta.clone() if origin is None else origin.expand(self.count, -1)
+        self.origin = self.given = model.theta.clone() if origin is None else origin.expand(self.count, -1)
         self._numbers, self._held, self._member = clients, samples, member
         self.samples = self._column(samples)
         self.steps = self.weighted_steps = self.theta.new_zeros(self.count, 1)
@@ -74,8 +74,9 @@ class Stack(Local):
         """The clients one by one."""
         if not self._members:
             self._members = tuple(map(self._member, range(self.count)))
-            for member, theta, origin in zip(self._members, self.theta, self.origin, strict=True):
-                member.theta, member.origin = theta, origin
+            rows = zip(self._members, self.theta, self.origin, self.given, strict=True)
+            for member, theta, origin, given in rows:
+                member.theta, member.origin, member.given = theta, origin, given
                 member.start_branch(self.branch, self.only)
         return self._members
 

@@ -73,8 +73,10 @@ class Local:
 
     Attributes:
         theta, grad: The model's weights and gradient, changed in place.
-        origin: The weights received this round, from which the update and all pulls are measured; read-only, but a part
-            may put another vector in its place in `begin`.
+        origin: The weights from which the update and all pulls are measured: those received, unless a part puts others
+            in their place in `begin`; read-only.
+        given: The model received this round, for what looks at it: teachers, losses, directions; read-only. A part that
+            chooses among several received models puts the chosen one here in `begin`.
         round, client: The current round (from 1) and client (from 0).
         rounds, clients: The number of rounds and of clients.
         lr: Learning rate of the round.
@@ -122,7 +124,7 @@ class Local:
         received: Mapping[str, Mapping[str, Tensor]],
         criterion: Callable[[Any, Tensor], Tensor],
     ) -> None:
-        self.model, self.origin = model, origin
+        self.model, self.origin, self.given = model, origin, origin
         self.theta, self.grad = model.theta, model.grad
         self.experiment, self.round, self.rounds = experiment, round, experiment.rounds
         self.client, self.clients = client, clients

@@ -60,10 +60,10 @@ class FedNTD(Part):
 class FedSOL(Part):
     """Take the gradient where the local model would most disagree with the received one, so that steps respect both.
 
-    ℓ_p is the divergence of the outputs at temperature T from those of the received model in evaluation mode. In the
-    first step of a round both are the same, and the plain gradient is taken.
+    ℓ_p is the divergence of the outputs at temperature T from those of the received model in evaluation mode. While
+    both have the same weights, as in the first step of a round, the plain gradient is taken.
     Keeps nothing; sends 1 down, 1 up; two gradients and one more forward pass per step.
-    Differs from the authors' code in that first step, where theirs follows rounding errors.
+    Differs from the authors' code in such steps, where theirs follows rounding errors.
 
     Args:
         rho: ρ, the length of the perturbation; 0 is FedAvg.
@@ -81,18 +81,17 @@ class FedSOL(Part):
         remember_buffers(local, self)
 
     def batch(self, local: Local, batch: Batch) -> Batch:
-        if self._perturbs(local):
-            local.scratch(self)["logits"] = frozen_logits(local, self, batch)
+        local.scratch(self)["logits"] = frozen_logits(local, self, batch) if self._perturbs(local) else None
         return batch
 
     def _perturbs(self, local: Local) -> bool:
-        return self.rho > 0 and local.branch == "global" and bool(local.steps > 0)
+        return self.rho > 0 and local.branch == "global" and not local.theta.equal(local.given)
 
     def gradient(self, local: Local, backward: Backward) -> None:
-        if not self._perturbs(local):
+        kept = local.scratch(self)["logits"]
+        if kept is None:
             backward()
             return
-        kept = local.scratch(self)["logits"]
         backward(of=lambda output: divergence(kept, output, self.temperature).mean())
         ascent = self.rho * unit(local.grad)
         if self.adaptive:
@@ -111,7 +110,7 @@ def frozen_logits(local: Local, part: Part, batch: Batch) -> Tensor:
     """The received model's output on a batch, in evaluation mode; restores the model."""
     model = local.model
     model.module.eval()
-    with model.loaded(local.origin, local.scratch(part)["buffers"]):
+    with model.loaded(local.given, local.scratch(part)["buffers"]):
         output: Tensor = model(batch.x)
     model.module.train()
     return output
@@ -135,7 +134,7 @@ def not_true_divergence(kept: Tensor, output: Tensor, y: Tensor, tau: float) -> 
 
 def relative_change(local: Local) -> Tensor:
     """|w_k − w| with every column of each tensor divided by its norm along the first dimension; 0 where that is 0."""
-    change = (local.theta - local.origin).abs_()
+    change = (local.theta - local.given).abs_()
     for span in local.model.spans:
         tensor = span.of(change)
         norm = tensor.norm(dim=0, keepdim=True)

@@ -43,6 +43,8 @@ class FedInit(Part):
         share = {"bernoulli": value, "uniform": value / setup.clients}.get(law) if setup.sampled else None
         if self.variant == "code":
             require_one_model(setup, self)
+            mean = setup.evaluator is not None and setup.evaluator.name == "selected"
+            self.require(not mean, "updates from starts of their own tell no mean: leave out evaluated='selected'")
         elif share and self.beta * (1 / share - 1) > 1:
             log.warning(
                 "fedinit: between two of its rounds a client waits for about %.3g others; beta=%g times that is above "
@@ -57,7 +59,7 @@ class FedInit(Part):
         last = local.state(self).get("last", local.received(self).get("first"))
         if last is None or self.beta == 0:
             return
-        local.theta.add_(local.origin - last, alpha=self.beta)
+        local.theta.add_(local.given - last, alpha=self.beta)
         if self.variant == "code":
             local.origin = local.theta.clone()
 

@@ -89,7 +89,7 @@ class FedMoSWA(Part):
         state, common = local.state(self), local.received(self)["c"]
         own = control(state, local.theta)
         if self.option == 1:
-            state["c"] = local.full_gradient(local.origin)
+            state["c"] = local.full_gradient(local.given)
         else:
             state["c"] = refreshed_control(local, own, common, local.weighted_steps)
         local.send(self, c=state["c"].clone())

@@ -48,7 +48,7 @@ class FedLESAM(Part):
 
     def begin(self, local: Local) -> None:
         old = local.state(self).get("old")
-        back = local.received(self).get("back", None if old is None else old - local.origin)
+        back = local.received(self).get("back", None if old is None else old - local.given)
         if back is not None and self.rho > 0:
             local.scratch(self)["ascent"] = self.rho * unit(local.exchanged(back))
 
@@ -62,7 +62,7 @@ class FedLESAM(Part):
 
     def end(self, local: Local) -> None:
         if self.direction == "own":
-            local.state(self)["old"] = local.origin.clone()
+            local.state(self)["old"] = local.given.clone()
 
     def end_round(self, server: Server) -> None:
         if self.direction == "last":

@@ -52,7 +52,7 @@ class Moon(Part):
     def batch(self, local: Local, batch: Batch) -> Batch:
         state, scratch = local.state(self), local.scratch(self)
         if self.mu > 0 and "previous" in state:
-            scratch["received"] = features_at(local, local.origin, scratch["buffers"], batch)
+            scratch["received"] = features_at(local, local.given, scratch["buffers"], batch)
             scratch["previous"] = features_at(local, state["previous"], state["buffers"], batch)
         return batch
 

@@ -70,7 +70,7 @@ class Drift(ClientObserver):
 
     def look(self, setup: SetupView, local: Local, samples: Samples) -> Mapping[str, float]:
         norm = local.theta.norm().item()
-        cosine = torch.dot(local.theta, local.origin).item() / (norm * local.origin.norm().item() + 1e-30)
+        cosine = torch.dot(local.theta, local.given).item() / (norm * local.given.norm().item() + 1e-30)
         return {"cosine": cosine, "norm": norm}
 
     def round_metrics(self, setup: SetupView, server: Server, rows: Sequence[Mapping[str, Any]]) -> Mapping[str, float]:
@@ -102,7 +102,7 @@ class GSNRFirst(ClientObserver):
     name: ClassVar[str] = "gsnr_first"
 
     def look(self, setup: SetupView, local: Local, samples: Samples) -> Mapping[str, float]:
-        with setup.model.loaded(local.origin):
+        with setup.model.loaded(local.given):
             found = gsnr(setup.model, some(setup, samples), loss=setup.criterion)
         return {"gsnr_first_sum": found.total, "gsnr_first_mean": found.average}
 
@@ -123,7 +123,7 @@ class EpochNorms(ClientObserver):
         per_epoch = local.samples // size if local.experiment.drop_last else -(-local.samples // size)
         if found["steps"] % per_epoch == 0:
             epoch, norm = found["steps"] // per_epoch, norms(local.theta).item()
-            cosine = dots(local.theta, local.origin).item() / (norm * norms(local.origin).item() + 1e-30)
+            cosine = dots(local.theta, local.given).item() / (norm * norms(local.given).item() + 1e-30)
             found.setdefault("epochs", {}).update({f"norm_epoch_{epoch}": norm, f"cosine_epoch_{epoch}": cosine})
 
     def look(self, setup: SetupView, local: Local, samples: Samples) -> Mapping[str, float]:

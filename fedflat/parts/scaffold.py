@@ -60,7 +60,7 @@ class Scaffold(Part):
         weight = local.weighted_steps
         if self.momentum_corrected:
             weight = each(lambda steps: step_weights(int(steps), e.momentum, e.nesterov), local.steps) * local.mean_rate
-        fresh = local.full_gradient(local.origin) if self.option == 1 else refreshed_control(local, own, common, weight)
+        fresh = local.full_gradient(local.given) if self.option == 1 else refreshed_control(local, own, common, weight)
         local.send(self, c=fresh - own)
         state["c"] = fresh
 

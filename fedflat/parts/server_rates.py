@@ -96,7 +96,7 @@ class QFedAvg(Part):
 
     def begin(self, local: Local) -> None:
         if self.q > 0:
-            local.scratch(self)["loss"] = local.full_loss(local.origin) + 1e-10
+            local.scratch(self)["loss"] = local.full_loss(local.given) + 1e-10
 
     def upload(self, local: Local, delta: Tensor) -> Tensor:
         if self.q == 0:

@@ -47,7 +47,7 @@ class APFL(Part):
     def begin(self, local: Local) -> None:
         state = local.state(self)
         alpha = state["alpha"].to(local.theta.dtype) if state else torch.full_like(local.theta[..., :1], self.alpha)
-        own = state.get("theta", local.origin).clone()
+        own = state.get("theta", local.given).clone()
         local.scratch(self).update(own=own, alpha=alpha, optimizer=local.start_optimizer(), first=True)
 
     def gradient(self, local: Local, backward: Backward) -> None:

@@ -36,13 +36,13 @@ class Ditto(Part):
     def train(self, local: Local, fit: Fit) -> None:
         state, received = local.state(self), local.model.buffers.clone()
         fit()
-        with local.model.loaded(state.get("theta", local.origin), state.get("buffers", received)):
+        with local.model.loaded(state.get("theta", local.given), state.get("buffers", received)):
             fit(epochs=self.epochs, branch=self.name)
             state.update(theta=local.theta.clone(), buffers=local.model.buffers.clone())
 
     def correct_gradient(self, local: Local) -> None:
         if local.branch == self.name:
-            local.grad.add_(local.theta - local.origin, alpha=self.lam)
+            local.grad.add_(local.theta - local.given, alpha=self.lam)
 
     def personal(self, state: State, theta: Tensor) -> State | None:
         return state or None

@@ -189,9 +189,9 @@ class PLGUGHN(Generated):
         return GHNTrajectories(self.rho, self.score, self.score_dim_power, self.granularity)
 
     def begin(self, local: Local) -> None:
-        twin, previous = self._twin(), local.state(self).get("theta", local.origin)
-        scores = twin.scores(twin.groups(local), previous, local.origin)
-        twin.start(local, local.origin.clone(), local.model.buffers.clone(), scores)
+        twin, previous = self._twin(), local.state(self).get("theta", local.given)
+        scores = twin.scores(twin.groups(local), previous, local.given)
+        twin.start(local, local.given.clone(), local.model.buffers.clone(), scores)
 
     def gradient(self, local: Local, backward: Backward) -> None:
         self._twin().gradient(local, backward)

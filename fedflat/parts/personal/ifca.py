@@ -75,10 +75,10 @@ class IFCA(Part):
     def begin(self, local: Local) -> None:
         others, choice = local.received(self).get("others"), 0
         if others is not None:
-            models = [local.origin, *others]
+            models = [local.given, *others]
             choice = int(torch.stack([local.full_loss(model) for model in models]).argmin())
-            local.origin = models[choice].clone()
-            local.theta.copy_(local.origin)
+            local.origin = local.given = models[choice].clone()
+            local.theta.copy_(local.given)
         local.scratch(self)["choice"] = choice
 
     def end(self, local: Local) -> None:

@@ -92,8 +92,8 @@ class LWSAM(LayerWise):
 
     def begin(self, local: Local) -> None:
         groups = self.groups(local)
-        previous = local.state(self).get("previous", local.origin)
-        scores = self.scores(groups, previous, local.origin)
+        previous = local.state(self).get("previous", local.given)
+        scores = self.scores(groups, previous, local.given)
         local.scratch(self)["scale"] = self.spread(groups, scores, local.theta)
 
     def gradient(self, local: Local, backward: Backward) -> None:

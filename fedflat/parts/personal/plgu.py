@@ -52,9 +52,9 @@ class PLGULF(TwinTrajectories):
 
     def begin(self, local: Local) -> None:
         state, groups = local.state(self), self.groups(local)
-        scores = self.scores(groups, state.get("theta", local.origin), local.origin)
+        scores = self.scores(groups, state.get("theta", local.given), local.given)
         largest = torch.sort(scores, descending=True, stable=True).indices[: self.layers].tolist()
-        own, buffers = local.origin.clone(), local.model.buffers.clone()
+        own, buffers = local.given.clone(), local.model.buffers.clone()
         kept = [groups[i] for i in largest]
         if state:
             take(kept, own, state["theta"])
@@ -139,7 +139,7 @@ class PLGUGRep(LayerWise):
         else:
             backward()
         groups = self._body(local)
-        scores = self.scores(groups, local.theta, local.state(self).get("previous", local.origin))
+        scores = self.scores(groups, local.theta, local.state(self).get("previous", local.given))
         with local.displaced(by=self.perturbation(local.grad, self.spread(groups, scores, local.grad))):
             backward()
 

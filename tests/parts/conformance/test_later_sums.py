@@ -14,8 +14,11 @@ import fedflat
 from fedflat import InputError
 from fedflat.core.method import Method
 from fedflat.core.part import Part
-from fedflat.core.views import Local
+from fedflat.core.views import Batch, Local, Server
+from fedflat.parts.distillation import FedNTD, FedSOL
+from fedflat.parts.moon import Moon, features_at
 
+from . import later_reference as later
 from .harness import PARTIAL, UNEQUAL, assert_close, make_world, run_library
 from .reference import Mlp
 from .test_combinations import SWA, assert_sound, convolutional, run_digits
@@ -190,10 +193,10 @@ def test_a_rule_about_the_path_of_the_common_model_leaves_a_clients_own_model_al
 
 @dataclass(frozen=True)
 class Surveyor(Part):
-    """Notes by how much the weights are displaced in every pass, the first of a round left out."""
+    """Notes by how much the weights are displaced in the last pass of a step, with the round and the step's number."""
 
     rank: ClassVar[int] = 90
-    found: ClassVar[list[Tensor]] = []
+    found: ClassVar[list[tuple[int, int, Tensor]]] = []
 
     def loss(self, local: Local, output: Any) -> Tensor | None:
         local.scratch(self).setdefault("passes", []).append(local.theta.clone())
@@ -201,8 +204,7 @@ class Surveyor(Part):
 
     def correct_gradient(self, local: Local) -> None:
         passes = local.scratch(self).pop("passes")
-        if local.round > 1 and local.steps > 0:
-            Surveyor.found.append(passes[-1] - local.theta)
+        Surveyor.found.append((local.round, int(local.steps), passes[-1] - local.theta))
 
 
 fedflat.register(Surveyor)
@@ -214,9 +216,99 @@ def test_what_the_server_knows_nothing_of_is_not_displaced(method: str) -> None:
     Surveyor.found.clear()
     text = method.replace("fedgf(rho=0.0", "fedgf(rho=0.0, rho_g=0.3, threshold=0.0")
     run_library(make_world(NET, sizes=UNEQUAL, participants=PARTIAL, lr=0.05), f"{text}+surveyor+fedper")
-    assert len(Surveyor.found) > 5
-    assert any(shift[:HEAD].norm() > 0 for shift in Surveyor.found)
-    assert all((shift[HEAD:] == 0).all() for shift in Surveyor.found)
+    found = [shift for round, step, shift in Surveyor.found if round > 1 and step > 0]
+    assert len(found) > 5
+    assert any(shift[:HEAD].norm() > 0 for shift in found)
+    assert all((shift[HEAD:] == 0).all() for shift in found)
     if "fedgf" not in method:
-        lengths = [float(shift.norm()) for shift in Surveyor.found if shift.any()]
+        lengths = [float(shift.norm()) for shift in found if shift.any()]
         assert lengths == pytest.approx([0.01] * len(lengths))
+
+
+# ---- clients that start elsewhere ----
+
+ELSEWHERE = "fedinit(beta=0.3, variant='code')"
+ROUNDS = ((0, 1, 2, 3), (1, 3), (0, 1))
+
+
+def last_round(method: str, **changes: Any) -> tuple[Any, Any, Any]:
+    """The world, and the runs before and after its last round, in which clients 0 and 1 train."""
+    world = make_world(NET, sizes=UNEQUAL, participants=ROUNDS)
+    before, after = (
+        run_library(w, f"{ELSEWHERE}+{method}", **changes) for w in (world.but(participants=ROUNDS[:-1]), world)
+    )
+    return world, before, after
+
+
+@pytest.mark.parametrize("stack", [1, 3])
+def test_fedlesam_looks_back_to_the_model_that_was_sent(stack: int) -> None:
+    _, before, after = last_round("fedlesam(rho=0.1)", stack=stack)
+    assert all(torch.equal(after.client_state(i)["fedlesam"]["old"], before.server_weights) for i in (0, 1))
+
+
+@pytest.mark.parametrize("stack", [1, 3])
+@pytest.mark.parametrize("method", ["scaffold(option=1)", "fedmoswa(option=1)"])
+def test_a_variate_of_option_1_is_the_gradient_at_the_model_that_was_sent(method: str, stack: int) -> None:
+    world, before, after = last_round(method, stack=stack)
+    for i in (0, 1):
+        kept = after.client_state(i)[method.split("(")[0]]["c"]
+        assert_close(kept, world.loss_gradient(i, before.server_weights.numpy()))
+
+
+@pytest.mark.parametrize("stack", [1, 3])
+def test_qfedavg_weighs_by_the_loss_of_the_model_that_was_sent(stack: int) -> None:
+    """F_i is its loss at w, Δ_i the way that it went from its own start."""
+    world, before, after = last_round("qfedavg(q=2.0)", stack=stack)
+    w, ways, weights = before.server_weights.numpy(), [], []
+    for i in (0, 1):
+        start = w + 0.3 * (w - before.client_state(i)["fedinit"]["last"].numpy())
+        ways.append(after.client_state(i)["fedinit"]["last"].numpy() - start)
+        weights.append(later.loss_of(world, i, w) + 1e-10)
+    norm = sum(f**2 + 2 * f * (way @ way) / world.lr for f, way in zip(weights, ways, strict=True))
+    moved = sum(f**2 * way for f, way in zip(weights, ways, strict=True)) / norm
+    assert_close(after.server_weights, w + moved)
+
+
+@dataclass(frozen=True)
+class Pupil(Part):
+    """Compares what a frozen model says of a batch with what the model that was sent says."""
+
+    rank: ClassVar[int] = 90
+    compared: ClassVar[list[tuple[int, bool]]] = []
+
+    def broadcast(self, server: Server) -> dict[str, Tensor]:
+        return {"sent": server.theta}
+
+    def batch(self, local: Local, batch: Batch) -> Batch:
+        if (told := local.scratch(FedNTD()).get("logits", local.scratch(FedSOL()).get("logits"))) is not None:
+            with torch.no_grad(), local.model.loaded(local.received(self)["sent"]):
+                self.compared.append((local.round, torch.equal(told, local.model(batch.x))))
+        if (told := local.scratch(Moon()).get("received")) is not None:
+            sent = features_at(local, local.received(self)["sent"], local.model.buffers, batch)
+            self.compared.append((local.round, torch.equal(told, sent)))
+        return batch
+
+
+fedflat.register(Pupil)
+
+
+@pytest.mark.parametrize("method", ["fedntd", "fedsol", "moon"])
+def test_the_teacher_is_the_model_that_was_sent(method: str) -> None:
+    Pupil.compared.clear()
+    run_digits(f"{ELSEWHERE}+{method}+pupil", participation="all")
+    assert {round for round, _ in Pupil.compared} >= {2, 3} and all(same for _, same in Pupil.compared)
+
+
+def test_the_mean_of_models_with_unknown_starts_is_refused() -> None:
+    with pytest.raises(InputError, match=r"fedinit: .*evaluated='selected'"):
+        run_library(make_world(NET), ELSEWHERE, evaluated="selected")
+    assert run_library(make_world(NET), "fedinit", evaluated="selected").weights.isfinite().all()
+
+
+@pytest.mark.parametrize("variant", ["paper", "code"])
+def test_fedsol_perturbs_the_first_step_of_clients_that_start_elsewhere(variant: str) -> None:
+    """In the first round they start at w, where there is nothing to disagree about."""
+    Surveyor.found.clear()
+    run_digits(f"fedsol(rho=0.1)+fedinit(beta=0.3, variant='{variant}')+surveyor", participation="all")
+    for round, step, shift in Surveyor.found:
+        assert float(shift.norm()) == pytest.approx(0.1 if round > 1 or step > 0 else 0.0, rel=1e-4)
