@@ -111,7 +111,7 @@ def measured(experiments: dict[str, Experiment], arguments: argparse.Namespace) 
     """Measure; one row per method. Writes the progress to stderr."""
     from fedflat.console import say
     from fedflat.cost import cost_of, in_turns
-    from fedflat.cost.step import synthetic
+    from fedflat.cost.step import fewest_clients, synthetic
     from fedflat.words import amount
 
     shape, rounds = (3, arguments.image, arguments.image), arguments.rounds
@@ -121,12 +121,14 @@ def measured(experiments: dict[str, Experiment], arguments: argparse.Namespace) 
         say(f"{method}: {amount(cost.macs)} operations per sample")
         rows.append({"method": method, "model": experiment.model, **vars(cost)})
     if rounds:
-        federation = synthetic(shape, arguments.classes, CLIENTS, arguments.samples)
+        clients = max(CLIENTS, *map(fewest_clients, experiments.values()))
+        federation = synthetic(shape, arguments.classes, clients, arguments.samples)
         times = in_turns(
             experiments,
             federation,
             rounds,
             lambda number, method, seconds: say(f"round {number}/{rounds}  {method}  {seconds:.2f} s"),
+            range(CLIENTS),
         )
         for row in rows:
             row |= _timed(times[row["method"]], times["fedavg"])
@@ -200,7 +202,7 @@ def _cells(row: Row) -> list[str]:
 
 def _legend(rows: list[Row], arguments: argparse.Namespace, environment: dict[str, Any]) -> list[str]:
     lines = [
-        "MACs: millions per sample, of convolutions and linear layers in all forward passes of a local step (expected)",
+        "MACs: millions per sample, of convolutions and linear layers in all forward passes of a later step (expected)",
         "stored: million parameters of convolutions and linear layers in all models that a client holds",
         "all: the same for all layers",
         f"memory: estimate for a batch of {arguments.batch_size}: these models, gradient, momentum, saved activations",

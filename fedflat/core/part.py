@@ -98,6 +98,11 @@ class Part:
         """Samples on which the server trains in every round, for `server.trusted`; 0 if the part needs none."""
         return 0
 
+    @property
+    def fewest_clients(self) -> int:
+        """With how many clients the part works at least, as its hyper-parameters are."""
+        return 1
+
     def require(self, condition: bool, message: str) -> None:
         """Raise an `InputError` that names this part unless `condition` holds."""
         if not condition:

@@ -34,7 +34,8 @@ class Cost:
 
     Attributes:
         macs: Multiply-accumulate operations of convolutions and linear layers in all forward passes of a local step,
-            per sample; the expected number if the passes are random.
+            per sample; the expected number if the passes are random. The first step of a round, in which some methods
+            do less, is not the one that counts.
         models: The number of models that the client holds during training: the one it trains, the one it received if
             every step reads it, and every other tensor of a model's size that it receives or keeps between rounds.
         parameters: The number of parameters in these models.
@@ -56,7 +57,7 @@ def cost_of(experiment: Experiment, shape: tuple[int, ...], classes: int) -> Cos
     small: dict[str, Any] = {"batch_size": BATCH, "local_steps": 1, "rounds": 1000, "evaluate_every": 0}
     # Counts do not depend on these.
     small |= {"microbatch": None, "backend": "serial", "device": "cpu", "compile": "none"}
-    data = synthetic(shape, classes, clients=1, samples=BATCH)
+    data = synthetic(shape, classes, fewest_clients(experiment), samples=BATCH)
     setup = make_setup(experiment.replace(**small), federation=data)
     model, probe = setup.model, Probe(setup)
     loop = RoundLoop(setup, fresh_server(setup), probe, ClientStore(None), lambda t: [0])
@@ -69,21 +70,35 @@ def cost_of(experiment: Experiment, shape: tuple[int, ...], classes: int) -> Cos
     frozen = sum(tensor.numel() for _, tensor in model.frozen)
     numbers = model.size * (models + 1) + optimizer + model.buffers.numel() + frozen
     return Cost(
-        macs=_expected_macs(probe, loop) / BATCH,
+        macs=_expected_macs(probe, loop, one, two) / BATCH,
         models=models,
         parameters=models * model.size,
         weights=models * weight_parameters(model.module),
-        memory=numbers * model.theta.element_size() + one.saved / BATCH * together,
+        memory=numbers * model.theta.element_size() + max(one.saved, two.saved) / BATCH * together,
     )
 
 
-def _expected_macs(probe: Probe, loop: RoundLoop) -> float:
-    """MACs of a local step: the weighted sum over the variants of the method, whose passes are not random."""
-    total, outside = 0.0, probe.round(loop, steps=0).macs
-    for variant in itertools.product(*(part.cost_variants() for part in probe.setup.parts)):
+def fewest_clients(experiment: Experiment) -> int:
+    """With how many clients the experiment's method works at least."""
+    return max(part.fewest_clients for part in Method.parse(experiment.method).parts)
+
+
+def _expected_macs(probe: Probe, loop: RoundLoop, one: Seen, two: Seen) -> float:
+    """MACs of a local step after the first, given rounds of one step and of two.
+
+    If passes are random, the weighted sum over the variants of the method, whose passes are not. What the second step
+    does more than the first is then taken from one variant: it is the same for all of them.
+    """
+    variants = list(itertools.product(*(part.cost_variants() for part in probe.setup.parts)))
+    if len(variants) == 1:
+        return two.macs - one.macs
+    total, outside, more = 0.0, probe.round(loop, steps=0).macs, None
+    for variant in variants:
         probe.setup.method = Method(part for _, part in variant)
-        weight = math.prod(weight for weight, _ in variant)
-        total += weight * (probe.round(loop, steps=1).macs - outside)
+        first = probe.round(loop, steps=1).macs - outside
+        if more is None:
+            more = probe.round(loop, steps=2).macs - outside - 2 * first
+        total += math.prod(weight for weight, _ in variant) * (first + more)
     return total
 
 
@@ -102,7 +117,7 @@ class Seen:
     Attributes:
         macs: See `Cost.macs`, for the whole round and batch.
         reads: How often the received weights were used.
-        others: The number of other tensors of a model's size that the client received or keeps.
+        others: The number of other models' sizes in the tensors that the client received or keeps.
         saved: The largest number of bytes kept for a gradient.
     """
 
@@ -129,9 +144,18 @@ class Probe(Serial):
         with counting(model.module) as count, saved:
             for updates in super().run(replace(broadcast, theta=theta), jobs):
                 groups = [*broadcast.received.values(), *updates[0].states.values()]
-                seen.others = sum(tensor.numel() == model.size for group in groups for tensor in group.values())
+                seen.others = sum(models_in(tensor, model.size) for group in groups for tensor in group.values())
                 yield updates
         seen.macs, seen.saved = count.macs, saved.peak
+
+
+def models_in(tensor: Tensor, size: int) -> int:
+    """How many models of this size a tensor holds; 0 unless they fill it.
+
+    >>> [models_in(torch.zeros(*shape), 5) for shape in ((5,), (3, 5), (7,), (1,))]
+    [1, 3, 0, 0]
+    """
+    return tensor.numel() // size if tensor.numel() % size == 0 else 0
 
 
 def watched(tensor: Tensor, seen: Seen) -> Tensor:

@@ -63,6 +63,11 @@ class Attack(Part):
     clients: Natural = 1
     scale: float = 1.0
 
+    @property
+    def fewest_clients(self) -> int:
+        """As many as attack."""
+        return max(1, self.clients)
+
     def check(self, setup: SetupView) -> None:
         self.require(
             self.clients <= setup.clients, f"clients={self.clients} is more than the {setup.clients} clients that train"

@@ -75,6 +75,18 @@ def test_the_counts_are_those_of_the_layers() -> None:
     assert round(cost("moon", MOON).macs / 1e6, 1) == 262.1
 
 
+@pytest.mark.parametrize(("method", "passes"), [("fedsol", 3), ("fedsol(rho=0.0)", 1), ("fedntd", 2), ("apfl", 2)])
+def test_a_step_after_the_first_counts(method: str, passes: int) -> None:
+    """FedSOL's first step of a round is plain; then come a frozen pass and two for gradients."""
+    assert cost(method).macs == passes * resnet56()
+
+
+def test_what_later_steps_do_more_is_added_to_what_is_random() -> None:
+    assert cost("fedsol+stochdepth").macs == pytest.approx(3 * cost("stochdepth").macs)
+    more = cost("fedsol+gradaug(n=1)").macs - cost("gradaug(n=1)").macs
+    assert more == pytest.approx(2 * resnet56())
+
+
 @pytest.mark.parametrize(("rule", "expected"), [("paper", 82.89), ("code", 83.12)])
 def test_stochastic_depth_has_its_expected_number(rule: str, expected: float) -> None:
     assert round(cost(f"stochdepth(rule='{rule}')").macs / 1e6, 2) == expected
@@ -108,6 +120,8 @@ def test_gradaugs_random_widths_count_with_their_law() -> None:
         ("mixup", "resnet56", 1, 605_460, 614_452),
         ("fedprox", "resnet56", 2, 1_210_920, 1_228_904),
         ("moon", MOON, 3, 2_211_132, 2_238_108),
+        ("ifca(k=2)", "resnet56", 2, 1_210_920, 1_228_904),
+        ("ifca(k=4)", "resnet56", 4, 2_421_840, 2_457_808),
     ],
 )
 def test_stored_parameters_with_and_without_those_of_normalisations(
@@ -158,6 +172,18 @@ def test_the_command_prints_json_and_csv(capsys: pytest.CaptureFixture[str]) -> 
     assert main(["cost", "--rounds", "0", "--csv", *SMALL]) == 0
     again = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert [float(row["macs"]) for row in again] == [row["macs"] for row in rows]
+
+
+def test_there_are_as_many_clients_as_a_method_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["cost", "--rounds", "1", "--json", *SMALL[:-1], "ifca(k=3),attack(clients=4)"]
+    assert main(argv) == 0
+    rows = json.loads(capsys.readouterr().out)["methods"]
+    assert [(row["method"], row["models"]) for row in rows] == [
+        ("fedavg", 1),
+        ("ifca(k=3)", 3),
+        ("attack(clients=4)", 1),
+    ]
+    assert all(row["seconds"] > 0 for row in rows)
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,11 @@ class IFCA(Part):
     alone_in: ClassVar[Mapping[str, str]] = dict.fromkeys(("broadcast", "end_round", "evaluation_weights"), SEVERAL)
     k: Count = 2
 
+    @property
+    def fewest_clients(self) -> int:
+        """As many as models."""
+        return self.k
+
     def check(self, setup: SetupView) -> None:
         self.require(self.k <= setup.clients, f"k={self.k} models for {setup.clients} clients: lower k")
         keepers = [part.name for part in setup.parts if isinstance(part, Part) and list(part.private(setup.model))]
