@@ -16,3 +16,6 @@ class FedAvg(Part):
     """
 
     formula: ClassVar[str] = "w ← w + η_g Σ_S n_i Δ_i / Σ_S n_i,  Δ_i = y_i − w"
+
+    def idle_rounds(self, rounds: int) -> int:
+        return rounds

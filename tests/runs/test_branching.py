@@ -96,6 +96,7 @@ def test_rounds_that_runs_have_in_common_are_run_once_with_the_same_bits(tmp_pat
 def test_runs_that_differ_in_anything_else_have_nothing_in_common(change: dict[str, Any], common: int) -> None:
     one = BASE.replace(method="scaffold")
     assert common_rounds(one, one.replace(**{"method": "scaffold+swa", **change})) == common
+    assert common_rounds(BASE.replace(method="swa"), BASE.replace(method="fedavg")) == 6
     unsure = one.replace(stack="auto")  # each run would choose its own stack
     assert common_rounds(unsure, unsure.replace(method="scaffold+swa")) == 0
 
