@@ -3,8 +3,8 @@
     python docs/method_tables.py        after a part was added, or fills other slots, or the leaderboard has new figures
 
 Rewrites the paragraph *Cannot be combined with* of every page of docs/methods and what docs/evidence/leaderboard.json
-says of its part, the table of slots with one owner in its README, and who fills each slot in docs/extending.md. It
-changes nothing else.
+says of its part; in the README there what it says of the named sums, and the table of slots with one owner; and who
+fills each slot in docs/extending.md. It changes nothing else.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from fedflat.errors import InputError
 from fedflat.parts import PARTS
 from fedflat.parts.batchnorm import LocalBatchNorm, SiLoBN
 from fedflat.parts.evaluated import AllClients, Selected
+from fedflat.parts.named_sums import SUMS
 from fedflat.parts.observers import OBSERVERS
 
 DOCS = Path(__file__).parent
@@ -55,15 +56,15 @@ def cannot(part: type[Part]) -> str:
     if not found:
         return "**Cannot be combined with**: nothing; it claims no slot that has a single owner."
     told = "; ".join(f"{', '.join(names)} ({why})" for why, names in found.items())
-    return textwrap.fill(f"**Cannot be combined with** {told}.", 120, break_long_words=False, break_on_hyphens=False)
+    return filled(f"**Cannot be combined with** {told}.")
 
 
-def measured(part: type[Part], rows: list[Mapping[str, Any]]) -> str:
-    """What the leaderboard's finished settings say of a part, beside FedAvg in brackets; empty if nothing."""
+def measured(name: str, rows: list[Mapping[str, Any]]) -> str:
+    """What the leaderboard's finished settings say of a part or of a named sum; empty if nothing."""
     told = []
     for row in rows:
         first = next(r for r in rows if (r["setting"], r["method"]) == (row["setting"], "fedavg"))
-        if row["method"].split("(")[0] != part.name or "+" in row["method"] or not row["seeds"]:
+        if row["method"].split("(")[0] != name or "+" in row["method"] or not row["seeds"]:
             continue
         alone = row is first
         accuracy = f"{row['setting']}, `{row['chosen']}`: {score(row)} %" + ("" if alone else f" ({score(first)})")
@@ -71,11 +72,31 @@ def measured(part: type[Part], rows: list[Mapping[str, Any]]) -> str:
         figures = (("λ max", "lambda_max"), ("λ₁/λ₅", "ratio5"), ("trace", "trace"))
         flat = [f"{n} {row[k]:.3g}" + ("" if alone else f" ({first[k]:.3g})") for n, k in figures]
         told.append(f"{accuracy}{test}; of the first seed's model {', '.join(flat)}")
-    if not told:
-        return ""
+    return f"{'. '.join(told)}." if told else ""
+
+
+def of_a_part(part: type[Part], rows: list[Mapping[str, Any]]) -> str:
+    """The paragraph of a part's page, beside FedAvg in brackets; empty if there are no runs."""
     beside = "" if part.name == "fedavg" else ", FedAvg in brackets"
-    text = f"**Under equal conditions** ([leaderboard](../leaderboard.md); three seeds{beside}): {'. '.join(told)}."
-    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
+    told = measured(part.name, rows)
+    return (
+        filled(f"**Under equal conditions** ([leaderboard](../leaderboard.md); three seeds{beside}): {told}")
+        if told
+        else ""
+    )
+
+
+def of_the_sums(rows: list[Mapping[str, Any]]) -> str:
+    """The list of the README, one line per named sum of which there are runs."""
+    told = {name: measured(name, rows) for name in SUMS}
+    lines = [filled(f"- `{name}`: {figures}", indent="  ") for name, figures in told.items() if figures]
+    head = "**Under equal conditions** ([leaderboard](../leaderboard.md); three seeds, FedAvg in brackets):"
+    return "\n".join([head, "", *lines]) if lines else ""
+
+
+def filled(text: str, indent: str = "") -> str:
+    """The text in lines of 120 characters."""
+    return textwrap.fill(text, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def score(row: Mapping[str, Any]) -> str:
@@ -91,6 +112,8 @@ def shown(p: float) -> str:
 NOTHING = r"^No run with it is among those of \[results\]\(\.\./results\.md\)\.$"
 FIGURES = rf"{NOTHING}|^\*\*Under equal conditions\*\*(?:.|\n)*?(?=\n\n)|(?=^## Example$)"
 """Where a page tells of runs: nothing so far, figures of an earlier leaderboard, or the end of that section."""
+OF_SUMS = r"(?:^\*\*Under equal conditions\*\*(?:.|\n)*?)?(?=^## What cannot be combined$)"
+"""The same in the README: figures of an earlier leaderboard, or the end of the section about names of sums."""
 
 
 def rewrite(path: Path, pattern: str, text: str) -> None:
@@ -110,9 +133,11 @@ def main() -> None:
     for part in PARTS:
         page = DOCS / "methods" / f"{part.name}.md"
         rewrite(page, r"\*\*Cannot be combined with\*\*.*\Z", cannot(part) + "\n")
-        if figures := measured(part, board):
+        if figures := of_a_part(part, board):
             fresh = not re.search(FIGURES.rpartition("|")[0], page.read_text(), re.MULTILINE)
             rewrite(page, FIGURES, figures + ("\n\n" if fresh else ""))
+    if figures := of_the_sums(board):
+        rewrite(index, OF_SUMS, f"{figures}\n\n")
     for slot, what in SINGLE_OWNER.items():
         names = ", ".join(f"`{part.name}`" for part in PARTS if fills(part(), slot))
         rewrite(index, ROW.format(slot), row(slot, what, names))

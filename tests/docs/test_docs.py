@@ -255,6 +255,7 @@ def test_the_picture_of_a_round_has_every_slot() -> None:
         ("how-to/command-line.md", [*OBSERVERS, INTERFERENCE]),
         ("how-to/batchnorm.md", CHOICES["batchnorm"]),
         ("concepts.md", CHOICES["evaluated"]),
+        ("how-to/personal-methods.md", [part.name for part in PARTS if part.judged_by == "clients"]),
         ("faq.md", [name for name in PARTITIONS if "dirichlet" in name or name in ("lda_hsu", "pam")]),
     ],
 )

@@ -23,6 +23,7 @@ from fedflat.models.layers import norm_layer
 from fedflat.models.resnet import ResNet
 from fedflat.models.simple import mlp
 from fedflat.parts import PARTS
+from fedflat.parts.named_sums import SUMS
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = DOCS / "methods"
@@ -215,9 +216,31 @@ def test_a_page_has_the_costs_of_the_index(part: type[Part]) -> None:
 def test_a_page_has_the_figures_of_the_leaderboard(part: type[Part]) -> None:
     """All finished runs of the part by itself; no page says that there are none where there are."""
     told = " ".join(section(page(part), "Our results beside the paper's").split())
+    own = ranked(part.name)
+    assert_tells(told, own)
+    assert bool(own) == ("Under equal conditions" in told) and not (own and "No run with it" in told)
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_the_index_has_the_figures_of_named_sums(name: str) -> None:
+    """The names themselves and their figures, as the leaderboard has them."""
+    text = section((PAGES / "README.md").read_text(), "Names of sums")
+    assert any(cells[0].startswith(f"`{name}(") for cells in rows(text))
+    lines, own = [line for line in text.split("\n- ") if line.startswith(f"`{name}`:")], ranked(name)
+    assert len(lines) == bool(own)
+    assert_tells(" ".join(lines and lines[0].split()), own)
+    assert ("Under equal conditions" in text) == any(map(ranked, SUMS))
+
+
+def ranked(name: str) -> list[dict[str, Any]]:
+    """The finished runs of a part by itself, or of a named sum, one row per setting of the leaderboard."""
     board = json.loads((DOCS / "evidence" / "leaderboard.json").read_text())["rows"]
-    own = [row for row in board if row["seeds"] and re.fullmatch(rf"{part.name}(\(.*\))?", row["method"])]
+    return [row for row in board if row["seeds"] and re.fullmatch(rf"{name}(\(.*\))?", row["method"])]
+
+
+def assert_tells(told: str, own: list[dict[str, Any]]) -> None:
+    """All their figures, and those of no other setting."""
     for row in own:
         assert f"{row['setting']}, `{row['chosen']}`: {100 * row['accuracy']:.2f} ± {100 * row['std']:.2f} %" in told
         assert f"λ max {row['lambda_max']:.3g}" in told and f"trace {row['trace']:.3g}" in told
-    assert bool(own) == ("Under equal conditions" in told) and not (own and "No run with it" in told)
+    assert told.count("of the first seed's model") == len(own)
