@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar
 
 from fedflat.errors import InputError, UnknownNameError
 from fedflat.experiment import Experiment, coerce, field_type
-from fedflat.words import shortened
+from fedflat.words import shortened, wanted
 
 T = TypeVar("T")
 LARGEST = sys.float_info.max
@@ -102,14 +102,6 @@ def fits(value: Any, hint: Any) -> bool:
     return not isinstance(kind, type) or isinstance(value, kind)
 
 
-def _wanted(hint: Any) -> str:
-    if typing.get_origin(hint) is Literal:
-        return " or ".join(map(repr, typing.get_args(hint)))
-    words = {int: "a whole number", float: "a finite number", bool: "True or False", str: "a string"}
-    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    return " or ".join(words.get(k, "None" if k is types.NoneType else f"a {k}") for k in kinds)
-
-
 def _call(node: ast.expr, text: str) -> Call:
     if isinstance(node, ast.Name):
         return Call(node.id)
@@ -121,7 +113,9 @@ def _call(node: ast.expr, text: str) -> Call:
             args = tuple(ast.literal_eval(a) for a in node.args)
             kwargs = {str(k.arg): ast.literal_eval(k.value) for k in node.keywords}
         except (ValueError, TypeError, RecursionError, MemoryError):
-            message = f"cannot read {shortened(text)}: values must be plain numbers, strings or tuples"
+            message = (
+                f"cannot read {shortened(text)}: values must be finite numbers, 'strings', tuples, True, False or None"
+            )
             raise InputError(message) from None
         return Call(node.func.id, args, kwargs)
     raise InputError(f"cannot read {shortened(text)}: expected name(field=value)+name")
@@ -156,7 +150,7 @@ def build(kind: str, call: Call, known: Mapping[str, Callable[..., T]], *context
     for name in fields:
         if name in bound.arguments and not fits(bound.arguments[name], hints.get(name, Any)):
             value = shortened(bound.arguments[name])
-            raise InputError(f"{kind} {call.name!r}: {name} takes {_wanted(hints[name])}, not {value}")
+            raise InputError(f"{kind} {call.name!r}: {name} takes {wanted(hints[name])}, not {value}")
     return maker(*context, *call.args, **call.kwargs)
 
 

@@ -1,14 +1,18 @@
-"""Numbers and names as text for people."""
+"""Numbers, names and types as text for people."""
 
 from __future__ import annotations
 
 import math
+import types
+import typing
 from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, Literal
 
 MISSING, TIE = "–", "\u00a0"  # TIE is a no-break space
 UNITS = ((1e9, " G"), (1e6, " M"), (1e3, " k"))
+KINDS = {int: "a whole number", float: "a finite number", bool: "True or False", str: "a string"}
+SEVERAL = {int: "whole numbers", float: "finite numbers", str: "strings"}
 
 
 def percent(value: float | None, digits: int = 1) -> str:
@@ -114,3 +118,21 @@ def parameters_told(details: Mapping[str, Any]) -> str:
     """
     trained, frozen = details.get("parameters"), details.get("frozen")
     return f"{trained} parameters" + (f" and {frozen} frozen ones" if frozen else "") if trained else ""
+
+
+def wanted(hint: Any) -> str:
+    """In words, what fits an annotation.
+
+    >>> wanted(float | None), wanted(tuple[int, ...]), wanted(Literal["a", 1])
+    ('a finite number or None', 'a tuple of whole numbers', "'a' or 1")
+    """
+    kind, inner = typing.get_origin(hint) or hint, typing.get_args(hint)
+    if kind is Literal:
+        return " or ".join(map(repr, inner))
+    if kind in (types.UnionType, typing.Union):
+        return " or ".join(map(wanted, inner))
+    if kind is types.NoneType:
+        return "None"
+    if kind is tuple:
+        return f"a tuple of {SEVERAL.get(inner[0], 'values')}" if inner else "a tuple"
+    return KINDS.get(kind, f"a {getattr(kind, '__name__', kind)}")

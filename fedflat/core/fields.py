@@ -8,9 +8,12 @@ import typing
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import cache
+from math import isfinite
+from numbers import Integral, Real
 from typing import Annotated, Any, Literal
 
 from fedflat.errors import InputError
+from fedflat.words import wanted
 
 
 @dataclass(frozen=True)
@@ -54,17 +57,28 @@ def check_fields(instance: Any, name: str) -> None:
         name: What the error calls it.
 
     Raises:
-        InputError: Names the first field with a value that is not allowed.
+        InputError: Names the first field with a value that is not allowed. Where there is a `Range`, what is no finite
+            number is not, nor is None unless the field says so.
     """
     kind: Any = type(instance)
     for spec in fields(instance):
-        value = getattr(instance, spec.name)
-        if type(value) is int and float in _kinds(_hints(kind)[spec.name]):  # one spelling per value: 1 and 1.0 are one
+        value, hint = getattr(instance, spec.name), _hints(kind)[spec.name]
+        allowed = list(_kinds(hint))
+        if type(value) is int and float in allowed:  # one spelling per value: 1 and 1.0 are one
             object.__setattr__(instance, spec.name, value := float(value))
-        for wanted in _declared(_hints(kind)[spec.name]):
-            if value is not None and value not in wanted:
-                must = str(wanted) if isinstance(wanted, Range) else " or ".join(map(repr, wanted))
+        for choice in _declared(hint):
+            if isinstance(choice, Range) and not _is_number(value, allowed):
+                raise InputError(f"{name}: {spec.name} takes {' or '.join(map(wanted, allowed))}, not {value!r}")
+            if value is not None and value not in choice:
+                must = str(choice) if isinstance(choice, Range) else " or ".join(map(repr, choice))
                 raise InputError(f"{name}: {spec.name} must be {must}, got {value!r}")
+
+
+def _is_number(value: Any, allowed: list[Any]) -> bool:
+    """Whether a field with a range may have this value; numbers of NumPy may."""
+    if value is None or isinstance(value, bool):
+        return type(value) in allowed
+    return isinstance(value, Integral) or (float in allowed and isinstance(value, Real) and isfinite(value))
 
 
 def _kinds(hint: Any) -> Iterator[Any]:

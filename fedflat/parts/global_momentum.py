@@ -109,7 +109,7 @@ class FedWMSAM(Part):
     Args:
         alpha: α₀, the weight of the fresh gradient at first.
         rho: ρ, the length of the perturbation.
-        rate: λ, how fast α follows the clients' similarity; 0 keeps α₀.
+        rate: λ, how fast α follows the clients' similarity; 0 keeps α₀, which then must be above 0.
     """
 
     formula: ClassVar[str] = (
@@ -125,6 +125,10 @@ class FedWMSAM(Part):
     alpha: BelowOne = 0.1
     rho: NonNegative = 0.01
     rate: Fraction = 0.01
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(self.alpha > 0 or self.rate > 0, "alpha=0 with rate=0 never learns: no gradient would ever count")
 
     def check(self, setup: SetupView) -> None:
         require_known_steps(setup, self)

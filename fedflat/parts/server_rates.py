@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -14,6 +15,8 @@ from fedflat.core.part import Part
 from fedflat.core.rows import norms
 from fedflat.core.views import Local, Server, SetupView, Update
 from fedflat.parts.requirements import LENGTH, differs
+
+FITTED = 1e-4  # a client with a smaller loss has nothing more to learn
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,8 @@ class QFedAvg(Part):
     With several local steps or momentum, 1/η_l is only a guess of the Lipschitz constant, as in the authors' code.
 
     Args:
-        q: q, the degree of fairness; 0 is FedAvg with uniform weights, a large one follows the worst client.
+        q: q, the degree of fairness; 0 is FedAvg with uniform weights, a large one follows the worst client. Where F^q
+            leaves the range of the numbers, an error says so.
     """
 
     formula: ClassVar[str] = "w ← w + Σ_S F_i^q Δ_i / Σ_S h_i,  h_i = F_i^q + q F_i^(q−1) ‖Δ_i‖² / η_l"
@@ -113,6 +117,19 @@ class QFedAvg(Part):
         return None if told > 0 else f"h={told:g}, which is not above 0"
 
     def step(self, server: Server, delta: Tensor) -> None:
-        scale = server.participants / float(server.total(self)["h"])
+        total = float(server.total(self)["h"])
+        self._require_range(delta, total / server.participants)
+        scale = min(server.participants / total, 1 / torch.finfo(delta.dtype).tiny)
         server.theta = server.theta.add(delta, alpha=scale)
         server.delta = delta * scale  # for parts that follow the last direction: losses must not scale it
+
+    def _require_range(self, delta: Tensor, h: float) -> None:
+        """Refuse a q for which F^q Δ leaves the range of its type, given the mean of h; who fits may stand still."""
+        dtype = str(delta.dtype).removeprefix("torch.")
+        vanishes = h == 0 or (h < torch.finfo(delta.dtype).tiny and h ** (1 / self.q) > FITTED)
+        what, wider = "vanish" if vanishes else "overflow", "" if dtype == "float64" else ", or dtype='float64'"
+        self.require(
+            not vanishes and (math.isnan(h) or bool(delta.isfinite().all())),
+            f"q={self.q:g} makes updates {what} in {dtype}, since they are multiplied by a loss to the power of q (h_i "
+            f"is {h:.3g} in the mean): take a smaller q{wider}",
+        )

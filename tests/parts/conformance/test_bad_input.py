@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import logging
+import math
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from fedflat import Experiment, InputError
 from fedflat.core.method import Method
+from fedflat.parts.global_sam import FedGF
 
 from .harness import make_world, run_library
 from .reference import Mlp
@@ -32,6 +36,38 @@ NET = Mlp(3, 5, 2)
 def test_an_unknown_part_or_field_is_answered_with_the_nearest(text: str, nearest: str) -> None:
     with pytest.raises(InputError, match=nearest):
         Method.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "allowed"),
+    [
+        ("fedgf(threshold=1e999)", "threshold takes a finite number or None, not inf"),
+        ("fedgf(threshold=inf)", "values must be finite numbers"),
+        ("fedgf(rho_g='x')", "rho_g takes a finite number or None, not 'x'"),
+        ("fedadagrad(v_init='x')", "v_init takes a finite number or None, not 'x'"),
+        ("gradaug(resolutions=8)", "resolutions takes a tuple of whole numbers, not 8"),
+    ],
+)
+def test_what_a_field_takes_is_said_in_words(text: str, allowed: str) -> None:
+    with pytest.raises(InputError, match=allowed):
+        Method.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("given", "allowed"),
+    [
+        ({"threshold": math.inf}, "fedgf: threshold takes a finite number or None, not inf"),
+        ({"threshold": "x"}, "fedgf: threshold takes a finite number or None, not 'x'"),
+        ({"rho": None}, "fedgf: rho takes a finite number, not None"),
+        ({"rho": math.nan}, "fedgf: rho takes a finite number, not nan"),
+        ({"rho": True}, "fedgf: rho takes a finite number, not True"),
+        ({"window": 2.5}, "fedgf: window takes a whole number, not 2.5"),
+    ],
+)
+def test_the_same_holds_for_a_part_that_is_made_in_python(given: dict[str, Any], allowed: str) -> None:
+    with pytest.raises(InputError, match=allowed):
+        FedGF(**given)
+    assert FedGF(threshold=None, rho=1, window=np.int64(3)) == FedGF(threshold=None, rho=1.0, window=3)
 
 
 OUT_OF_RANGE = [

@@ -21,6 +21,7 @@ from fedflat.parts.fedinit import FedInit
 from fedflat.parts.label_skew import correlation_penalty
 from fedflat.parts.personal.ifca import starts
 from fedflat.parts.requirements import of_one_class
+from fedflat.runs.runner import run
 
 from . import reference as ref
 from .harness import PARTIAL, REGIMES, UNEQUAL, assert_close, assert_same_bits, make_world, module_of, run_library
@@ -272,6 +273,7 @@ OUT_OF_RANGE = [
         "fedacg(beta=-1.0)",
         "fedwmsam(alpha=1.0)",
         "fedwmsam(rate=2.0)",
+        "fedwmsam(alpha=0.0, rate=0.0)",
     ),
     *(
         "fedsmoo(rho=-1.0)",
@@ -407,8 +409,6 @@ def test_fedntd_needs_three_classes_and_labels() -> None:
 
 
 def run_digits_on(federation: Federation, method: str, model: nn.Module, **given: Any) -> Any:
-    from fedflat.runs.runner import run
-
     fields: dict[str, Any] = {"rounds": 1, "participation": "all", "local_epochs": 1, "weight_decay": 0.0}
     experiment = Experiment(method=method, backend="serial", **fields)
     return run(experiment, federation=federation, model=model, progress=False, **given)
@@ -460,6 +460,39 @@ def test_fedlc_looks_at_a_few_clients_of_a_million() -> None:
     seen.clear()
     assert of_one_class(setup) == (0, 10)
     assert len(seen) == 10 and min(seen) == 0 and max(seen) == 999_999
+
+
+@pytest.mark.parametrize(("size", "what"), [(4.0, "overflow"), (0.1, "vanish")])
+def test_qfedavg_refuses_a_q_that_leaves_the_range_of_the_numbers(size: float, what: str) -> None:
+    """F = size²/2, so that F^100 is 8^100 ≈ 2e90 or 0.005^100 ≈ 1e-230: too much for float32, not for float64."""
+    zero = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(zero.weight)
+    clients = Federation([(torch.ones(4, 1), torch.full((4, 1), size))] * 2)
+    fields: dict[str, Any] = {"rounds": 1, "participation": "all", "local_epochs": 1, "weight_decay": 0.0, "lr": 0.1}
+
+    def moved(dtype: str) -> float:
+        experiment = Experiment(method="qfedavg(q=100.0)", backend="serial", dtype=dtype, **fields)
+        return float(run(experiment, federation=clients, model=zero, loss=halves, progress=False).server_weights)
+
+    with pytest.raises(
+        InputError, match=f"qfedavg: q=100 makes updates {what} in float32.*smaller q, or dtype='float64'"
+    ):
+        moved("float32")
+    loss, step = size**2 / 2, 0.1 * size
+    assert moved("float64") == pytest.approx(step * loss / (loss + 100 * step**2 / 0.1))
+
+
+def halves(output: Tensor, y: Tensor) -> Tensor:
+    return 0.5 * (output - y).square().mean()
+
+
+def test_qfedavg_lets_clients_that_fit_stand_still() -> None:
+    """(1e-10)^5 is 0 in float32, but there is nothing to learn."""
+    fitting = Federation([(torch.eye(3), torch.arange(3))] * 2, classes=3)
+    certain = nn.Linear(3, 3, bias=False)
+    certain.weight.data.copy_(200 * torch.eye(3))
+    found = run_digits_on(fitting, "qfedavg(q=5.0)", certain)
+    assert found.server_weights.equal(certain.weight.data.flatten())
 
 
 @pytest.mark.parametrize("part", ["fedacg", "fedsmoo", "fedgloss", "fedswa", "fedmoswa", "fedexp", "qfedavg", "ifca"])
