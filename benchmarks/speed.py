@@ -38,7 +38,6 @@ from fedflat.core.processes import available_cores, keep_pages
 from fedflat.data.preprocess import Preprocess
 from fedflat.data.recipes import recipe
 from fedflat.models import build_model
-from fedflat.models.layers import ReLUPool
 
 MODELS = {"W1": "cnn64", "W2": "lenet5"}
 CLIENTS, PARTICIPANTS, SAMPLES, BATCH = 100, 10, 500, 50
@@ -46,21 +45,12 @@ STEPS = PARTICIPANTS * SAMPLES // BATCH
 WORKERS = min(2, available_cores())
 
 
-def usual_order(module: nn.Module) -> nn.Module:
-    """The network as people write it, the ReLU before the pool; fedflat's own computes the same bits the other way."""
-    for stage in list(module.modules()):
-        for name, child in stage.named_children():
-            if isinstance(child, ReLUPool):
-                setattr(stage, name, nn.Sequential(*child))
-    return module
-
-
 def bare_loop(model: str, tuned: bool, pipe: Any) -> None:
     """One process: answer every message by training so many steps on ready batches."""
     torch.set_num_threads(1)
     if tuned:
         keep_pages()
-    module = usual_order(build_model(model, (3, 32, 32), 10))
+    module = build_model(model, (3, 32, 32), 10)
     layout = torch.channels_last if tuned else torch.contiguous_format
     module = module.to(memory_format=layout)
     batches = [torch.randn(BATCH, 3, 32, 32).contiguous(memory_format=layout) for _ in range(10)]

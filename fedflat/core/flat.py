@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedflat.core.inputs import map_inputs
+from fedflat.core.pool_first import pool_first
 from fedflat.errors import InputError
 
 
@@ -89,6 +90,7 @@ class FlatModel:
     ) -> None:
         self._original = copy.deepcopy(module).to(dtype)
         self.module = copy.deepcopy(self._original)
+        pool_first(self.module)
         if device is not None:
             self.module.to(device)
         trainable = [(n, p) for n, p in self.module.named_parameters() if p.requires_grad]

@@ -9,7 +9,7 @@ from torch import nn
 
 from fedflat.errors import InputError
 from fedflat.models.checks import image_shape, whole
-from fedflat.models.layers import ReLUPool, Staged, init_he, named
+from fedflat.models.layers import Staged, init_he, named
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def _stage(inputs: int, outputs: int, plan: Plan) -> nn.Module:
     }
     if plan.groups:
         layers["norm"] = nn.GroupNorm(plan.groups, outputs)
-    return named(**layers, pooled=ReLUPool(relu=nn.ReLU(), pool=nn.MaxPool2d(2)))
+    return named(**layers, relu=nn.ReLU(), pool=nn.MaxPool2d(2))
 
 
 def cnn64(shape: tuple[int, ...], classes: int, width: int = 64) -> nn.Module:

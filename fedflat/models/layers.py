@@ -8,7 +8,6 @@ from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import has_torch_function
 
 from fedflat.errors import InputError
 from fedflat.models.checks import one_of, whole
@@ -20,26 +19,6 @@ Norm: TypeAlias = Callable[[int], nn.Module]
 def named(**layers: nn.Module) -> nn.Sequential:
     """A chain of layers whose parameters are called by the keywords (`conv1.weight`)."""
     return nn.Sequential(OrderedDict(layers))
-
-
-class ReLUPool(nn.Sequential):
-    """A ReLU, then max-pooling; computed in the other order, where the ReLU has fewer numbers to read.
-
-    Output and gradients have the same bits in both orders: where the largest number of a window is positive, both pass
-    it on, and otherwise both give 0 and pass no gradient. Where somebody watches the ReLU (a hook, or a mode that sees
-    functions, as MAN's does) it comes first.
-    """
-
-    def __init__(self, relu: nn.Module, pool: nn.Module) -> None:
-        super().__init__(OrderedDict(relu=relu, pool=pool))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The pooled activations."""
-        first, last = relu, pool = self
-        if not (relu._forward_hooks or relu._forward_pre_hooks or pool._forward_pre_hooks or has_torch_function((x,))):
-            first, last = pool, relu
-        out: Tensor = last(first(x))
-        return out
 
 
 def conv(inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Conv2d:

@@ -290,16 +290,6 @@ def test_double_precision_and_channels_last_compute_the_same_function(text: str)
     torch.testing.assert_close(single, strided, rtol=1e-3, atol=1e-4)
 
 
-def test_pooling_before_or_after_relu_is_the_same_cnn64() -> None:
-    model, x = seeded("cnn64"), images(2)
-    assert isinstance(model, Staged)
-    hidden = x
-    for name in model.stages:
-        conv, (relu, pool) = model.get_submodule(name).children()
-        hidden = pool(relu(conv(hidden)))
-    assert torch.equal(model(x), model.head(hidden))
-
-
 @pytest.mark.parametrize("text", ["lenet5", "resnet18_nonorm"])
 def test_networks_without_biases_are_positively_homogeneous(text: str) -> None:
     model, x = seeded(text, (3, 16, 16)), images(2, (3, 16, 16))

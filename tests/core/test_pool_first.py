@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from fedflat.models.layers import ReLUPool
+from fedflat.core.flat import FlatModel
+from fedflat.core.pool_first import PoolFirst
 
 POOLS: list[Callable[[], nn.Module]] = [
     lambda: nn.MaxPool2d(2),
@@ -37,7 +38,7 @@ def test_output_and_gradient_have_the_bits_of_a_relu_before_the_pool(
         -3, 3, (5, 6, 9, 9), generator=torch.Generator().manual_seed(0)
     )  # many ties, many windows ≤ 0
     x = values.float().contiguous(memory_format=layout)
-    got, expected = _grad_of(ReLUPool(nn.ReLU(), pool()), x), _grad_of(nn.Sequential(nn.ReLU(), pool()), x)
+    got, expected = _grad_of(PoolFirst(nn.ReLU(), pool()), x), _grad_of(nn.Sequential(nn.ReLU(), pool()), x)
     assert torch.equal(got[0], expected[0]) and torch.equal(got[1], expected[1])
     assert (expected[1] != 0).any() and (expected[0] == 0).any()
 
@@ -45,16 +46,32 @@ def test_output_and_gradient_have_the_bits_of_a_relu_before_the_pool(
 def test_a_number_that_is_none_passes_both() -> None:
     x = torch.full((1, 1, 2, 2), -1.0)
     x[0, 0, 1, 1] = torch.nan
-    assert ReLUPool(nn.ReLU(), nn.MaxPool2d(2))(x).isnan().all()
+    assert PoolFirst(nn.ReLU(), nn.MaxPool2d(2))(x).isnan().all()
 
 
 def test_a_hook_sees_the_activation_before_the_pool() -> None:
-    layer, seen = ReLUPool(nn.ReLU(), nn.MaxPool2d(2)), list[Tensor]()
-    handle = layer.relu.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    layer, seen = PoolFirst(nn.ReLU(), nn.MaxPool2d(2)), list[Tensor]()
+    handle = layer[0].register_forward_hook(lambda module, inputs, output: seen.append(output))
     layer(torch.randn(2, 3, 8, 8))
     handle.remove()
     layer(torch.randn(2, 3, 8, 8))
     assert [tuple(output.shape) for output in seen] == [(2, 3, 8, 8)]
+
+
+def test_networks_are_trained_in_this_order_and_exported_as_they_were_written() -> None:
+    """Chains within chains, with the names of their tensors; other activations and other poolings stay."""
+    torch.manual_seed(0)
+    stage = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2))
+    other = nn.Sequential(nn.Tanh(), nn.MaxPool2d(2), nn.ReLU(), nn.AvgPool2d(2), nn.ReLU())
+    written = nn.Sequential(stage, other, nn.Flatten(), nn.Linear(16, 2))
+    model = FlatModel(written)
+    kinds = [type(module) for module in model.module.modules() if isinstance(module, nn.Sequential)]
+    assert kinds == [nn.Sequential, PoolFirst, nn.Sequential]
+    assert [name for name, _ in model.module.named_modules()] == [name for name, _ in written.named_modules()]
+    exported = model.export(model.theta, model.buffers, model.counters)
+    assert PoolFirst not in map(type, exported.modules()) and PoolFirst not in map(type, written.modules())
+    x = torch.randn(5, 3, 18, 18)
+    assert torch.allclose(model(x), written(x), atol=1e-6) and torch.equal(exported(x), written.eval()(x))
 
 
 def test_a_mode_that_sees_functions_sees_the_activation_before_the_pool() -> None:
@@ -68,5 +85,5 @@ def test_a_mode_that_sees_functions_sees_the_activation_before_the_pool() -> Non
             return output
 
     with Watch():
-        ReLUPool(nn.ReLU(), nn.MaxPool2d(2))(torch.randn(2, 3, 8, 8))
+        PoolFirst(nn.ReLU(), nn.MaxPool2d(2))(torch.randn(2, 3, 8, 8))
     assert {tuple(output.shape) for output in seen} == {(2, 3, 8, 8)}
