@@ -113,11 +113,11 @@ def test_clients_are_evaluated_together_with_the_results_of_one_by_one(
     assert {name for row in alone.evaluations for name, value in row.items() if value is not None} >= {"adapted"}
     for mine, theirs in zip(stacked.evaluations, alone.evaluations, strict=True):
         assert mine == pytest.approx(theirs, abs=CLOSE)
+    pooled = trained(method, stack=4, backend="pool", workers=2, **settings)
+    assert pooled.evaluations == stacked.evaluations
     monkeypatch.setattr(evaluation, "TOGETHER", 6)  # one or two clients at a time
     for mine, theirs in zip(trained(method, stack=4, **settings).evaluations, alone.evaluations, strict=True):
         assert mine == pytest.approx(theirs, abs=CLOSE)
-    pooled = trained(method, stack=4, backend="pool", workers=2, **settings)
-    assert pooled.evaluations == stacked.evaluations
 
 
 @pytest.mark.parametrize("method", ["fedavg", "ditto"])
