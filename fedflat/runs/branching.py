@@ -67,12 +67,16 @@ class Branching(Callback):
 
     def __init__(self, followers: Sequence[Follower], begin: Callable[..., None]) -> None:
         self._followers, self._begin = followers, begin
+        self._due: dict[int, list[Follower]] = {}
+
+    def start(self, run: Run) -> None:
+        """Find out when."""
+        for follower in self._followers:
+            self._due.setdefault(common_rounds(run.experiment, follower.experiment), []).append(follower)
 
     def round(self, run: Run, metrics: Mapping[str, Any]) -> None:
         """Begin those whose time has come; give this callback last, as others may add to the row of the round."""
-        for experiment, folder, preset in self._followers:
-            if metrics["round"] != common_rounds(run.experiment, experiment):
-                continue
+        for experiment, folder, preset in self._due.get(metrics["round"], ()):
             run._state.write_metrics()
             try:
                 self._begin(experiment, run._state, folder, preset)
